@@ -1,0 +1,254 @@
+"""An engine's /metrics over time: KV occupancy, running, waiting, preemptions.
+
+Holds the text-format parser, the sampler and the series, with vLLM's names. A metric that the
+engine does not export is None in every sample and is listed as absent, never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import httpx2
+
+from ullage.checkup.load import Target, client_for
+
+# A page of metrics of a busy server is tens of kilobytes; this is a bound on runaway memory.
+MAX_PAGE_BYTES = 8 << 20
+
+Labels = tuple[tuple[str, str], ...]
+Page = dict[str, dict[Labels, float]]
+
+# Field of Sample → the metric it is read from. vLLM 0.32's names; ullage's own where no engine
+# has a name for the thing.
+NAMES: Mapping[str, str] = {
+    "kv_usage_ratio": "vllm:kv_cache_usage_perc",
+    "kv_used_bytes": "ullage_kv_cache_used_bytes",
+    "kv_total_bytes": "ullage_kv_cache_total_bytes",
+    "weights_bytes": "ullage_weights_bytes",
+    "num_running": "vllm:num_requests_running",
+    "num_waiting": "vllm:num_requests_waiting",
+    "num_preemptions": "vllm:num_preemptions_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+}
+CACHE_INFO = "vllm:cache_config_info"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at /metrics, `time_s` after the series began. None: the engine does not say."""
+
+    time_s: float
+    kv_usage_ratio: float | None = None
+    kv_used_bytes: float | None = None
+    kv_total_bytes: float | None = None
+    weights_bytes: float | None = None
+    num_running: float | None = None
+    num_waiting: float | None = None
+    num_preemptions: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """What the engine says of its KV cache once, in labels. None: absent or not a number."""
+
+    num_blocks: int | None
+    block_size: int | None
+    kv_cache_tokens: int | None
+    kv_cache_dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Samples in time order, how many looks failed, and which metrics never appeared."""
+
+    samples: tuple[Sample, ...]
+    num_failed: int
+    cache: CacheInfo | None
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Names of metrics that no sample carried; all of them when nothing could be read."""
+        return tuple(
+            metric
+            for field, metric in NAMES.items()
+            if all(getattr(sample, field) is None for sample in self.samples)
+        )
+
+    def peak(self, field: str) -> float | None:
+        values = [v for s in self.samples if (v := getattr(s, field)) is not None]
+        return max(values) if values else None
+
+    def rise(self, field: str) -> float | None:
+        """How much a counter grew from the first sample that has it to the last."""
+        values = [v for s in self.samples if (v := getattr(s, field)) is not None]
+        return values[-1] - values[0] if values else None
+
+
+# --- reading one page ----------------------------------------------------------------------------
+
+
+def parse_page(text: str) -> Page:
+    """Prometheus text format → {metric name: {labels: value}}; what is not a sample is skipped.
+
+    Source: the Prometheus exposition format, text version 0.0.4 (comments, label escapes \\\\, \\"
+    and \\n, an optional timestamp after the value).
+    """
+    page: Page = {}
+    for line in text.splitlines():
+        parsed = None if line.startswith("#") else _parse_line(line.strip())
+        if parsed is not None:
+            name, labels, value = parsed
+            page.setdefault(name, {})[labels] = value
+    return page
+
+
+def _parse_line(line: str) -> tuple[str, Labels, float] | None:
+    brace = line.find("{")
+    labels: Labels = ()
+    if brace >= 0:
+        scanned = _parse_labels(line, brace + 1)
+        if scanned is None:
+            return None
+        labels, end = scanned
+        name, rest = line[:brace], line[end:]
+    else:
+        name, _, rest = line.partition(" ")
+    words = rest.split()
+    if not name or not words:
+        return None
+    try:
+        return name, labels, float(words[0])
+    except ValueError:
+        return None
+
+
+def _parse_labels(line: str, at: int) -> tuple[Labels, int] | None:
+    """Labels from just after `{`, and the position just after `}`; None when they do not close."""
+    labels: list[tuple[str, str]] = []
+    while at < len(line):
+        if line[at] in ", ":
+            at += 1
+            continue
+        if line[at] == "}":
+            return tuple(sorted(labels)), at + 1
+        equals = line.find('="', at)
+        if equals < 0:
+            return None
+        value, at_end = _parse_quoted(line, equals + 2)
+        if at_end < 0:
+            return None
+        labels.append((line[at:equals].strip(), value))
+        at = at_end
+    return None
+
+
+def _parse_quoted(line: str, at: int) -> tuple[str, int]:
+    """The text up to the closing quote and the position after it; −1 when it does not close."""
+    out: list[str] = []
+    while at < len(line):
+        char = line[at]
+        if char == '"':
+            return "".join(out), at + 1
+        if char == "\\" and at + 1 < len(line):
+            at += 1
+            char = "\n" if line[at] == "n" else line[at]
+        out.append(char)
+        at += 1
+    return "", -1
+
+
+def sample_of(page: Page, time_s: float) -> Sample:
+    """The fields of a Sample that the page carries; counts over several series are summed.
+
+    The usage ratio of several engines behind one page is their mean, since each is a share.
+    """
+    values: dict[str, float] = {}
+    for field, metric in NAMES.items():
+        series = [v for v in page.get(metric, {}).values() if math.isfinite(v)]
+        if series:
+            total = sum(series)
+            values[field] = total / len(series) if field == "kv_usage_ratio" else total
+    return Sample(time_s, **values)
+
+
+def cache_info_of(page: Page) -> CacheInfo | None:
+    """What `vllm:cache_config_info` says in its labels, or None when it is not there."""
+    for labels in page.get(CACHE_INFO, {}):
+        named = dict(labels)
+        return CacheInfo(
+            num_blocks=_integer(named.get("num_gpu_blocks")),
+            block_size=_integer(named.get("block_size")),
+            kv_cache_tokens=_integer(named.get("kv_cache_size_tokens")),
+            kv_cache_dtype=named.get("cache_dtype"),
+        )
+    return None
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+# --- looking over and over ------------------------------------------------------------------------
+
+
+class Sampler:
+    """Reads /metrics every `interval_s` inside an `async with`; afterwards `series` holds all."""
+
+    def __init__(self, target: Target, *, interval_s: float = 0.25) -> None:
+        self._target = target
+        self._interval_s = interval_s
+        self._samples: list[Sample] = []
+        self._num_failed = 0
+        self._cache: CacheInfo | None = None
+        self.start = time.perf_counter()
+
+    @property
+    def latest(self) -> Sample | None:
+        return self._samples[-1] if self._samples else None
+
+    @property
+    def series(self) -> Series:
+        return Series(tuple(self._samples), self._num_failed, self._cache)
+
+    async def __aenter__(self) -> Sampler:
+        self._client = client_for(self._target, timeout_s=5.0, connections=2)
+        self.start = time.perf_counter()
+        await self._look()
+        self._task = asyncio.create_task(self._keep_looking())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._look()
+        await self._client.aclose()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self._look()
+
+    async def _look(self) -> None:
+        # The moment of the answer's start is the moment that the numbers are of, within its time.
+        moment = time.perf_counter() - self.start
+        try:
+            response = await self._client.get("/metrics")
+        except httpx2.HTTPError:
+            self._num_failed += 1
+            return
+        if response.status_code != 200 or len(response.content) > MAX_PAGE_BYTES:
+            self._num_failed += 1
+            return
+        page = parse_page(response.text)
+        self._samples.append(sample_of(page, moment))
+        self._cache = cache_info_of(page) or self._cache
+
+
+assert set(NAMES) == {f.name for f in fields(Sample)} - {"time_s"}
