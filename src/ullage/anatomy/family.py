@@ -1,0 +1,83 @@
+"""What a row of the family table can say: `Family`, the facts that no configuration key tells.
+
+Holds the shape of a row. The rows are in `families.py`; the readers that use them are `mixers.py`,
+`feed_forward.py`, `positions.py` and `config.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# True or False where the code of the family fixes it; a string names the boolean key that says it;
+# None means that nobody knows (an unknown family).
+Fact = bool | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row. `base` is the transformers model type whose config class gives absent keys.
+
+    `windows`: which layers a `sliding_window` limits when no `layer_types` says so
+    (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
+    pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
+    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say).
+    `shared_gate`: the shared expert has a one-row gate. `mtp` names how MTP layers are built.
+    `dtype` is what the family's checkpoints hold when the configuration names none.
+    `extra` adds defaults for keys that the class does not have.
+    """
+
+    name: str
+    base: str | None = None
+    kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
+    norm: Literal["rms", "layer"] = "rms"
+    place: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    norm_bias: Fact = False
+    unit_offset: Fact = False
+    affine: bool = True
+    final_norm: bool = True
+    positions: Literal["rope", "learned", "sinusoidal", "alibi", "relative", "none"] = "rope"
+    position_offset: int = 0
+    mixer: Literal["attention", "latent", "compressed"] = "attention"
+    linear: Literal["gated_delta_net", "kda", "lightning", "rg_lru"] | None = None
+    q_bias: Fact = "attention_bias"
+    kv_bias: Fact = "attention_bias"
+    o_bias: Fact = "attention_bias"
+    qk_norm: Literal["head", "layer"] | None = None
+    qk_norm_if: str | None = None
+    v_norm: bool = False
+    sinks: bool = False
+    output_gate: Literal["element", "head"] | None = None
+    output_gate_if: str | None = None
+    windows: Literal["never", "all", "top", "even", "every"] = "never"
+    window_if: str | None = None
+    pattern: int = 1
+    nope: Literal["full", "keys", "all"] | None = None
+    rope_interleaved: Fact = False
+    gated: Fact = True
+    activation: str | None = None
+    mlp_bias: Fact = "mlp_bias"
+    expert_bias: bool = False
+    router_bias: bool = False
+    score_bias: Fact = False
+    shared_gate: bool = False
+    dense_width: str = "intermediate_size"
+    expert_width: str = "moe_intermediate_size"
+    embedding_norm: bool = False
+    embedding_scale: Literal["sqrt", "key"] | None = None
+    lm_head_bias: Fact = False
+    token_types: bool = False
+    plan: str | None = None
+    dtype: str | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+GENERIC = Family(
+    "generic",
+    q_bias=None,
+    kv_bias=None,
+    o_bias=None,
+    gated=None,
+    mlp_bias=None,
+)

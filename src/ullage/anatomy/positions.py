@@ -1,0 +1,154 @@
+"""Positions: RoPE per kind of layer (old flat keys and new `rope_parameters`), learned tables.
+
+Reads what the configuration says about positions; which layers rotate at all is `mixers.py`.
+"""
+
+from __future__ import annotations
+
+from ullage.anatomy.family import Family
+from ullage.anatomy.keys import Section
+from ullage.anatomy.spec import Positions, Rope
+
+DEFAULT_THETA = 10_000.0
+# Names of the same scaling (transformers renamed them over time).
+_SCALING_NAMES = {"su": "longrope", "mrope": "default", "none": "default"}
+_STRUCTURAL = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "mrope_section",
+    "mrope_interleaved",
+    "partial_rotary_factor",
+}
+# Newer configs key rope_parameters by kind of layer: which word stands for which kind.
+_KIND_KEYS = {
+    "full": ("full_attention", "main", "global"),
+    "sliding": ("sliding_attention", "local", "main"),
+    "chunked": ("chunked_attention",),
+    "compressed": ("compress",),
+}
+_THETA_KEYS = {
+    "sliding": ("rope_local_base_freq", "local_rope_theta", "rope_theta"),
+    "full": ("global_rope_theta", "rope_theta"),
+    "compressed": ("compress_rope_theta", "rope_theta"),
+}
+
+
+def rope_section(section: Section, kind: str) -> tuple[Section | None, bool]:
+    """The object with the scaling of one kind of layer, and whether it was meant for that kind."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = section.section(name)
+        if found is None:
+            continue
+        nested = [k for k, v in found.values.items() if isinstance(v, dict)]
+        if not nested:
+            return found, False
+        for word in _KIND_KEYS.get(kind, ()):
+            if word in nested:
+                found.ignore(*nested)
+                return found.section(word), True
+        return None, True
+    return None, False
+
+
+def _theta(section: Section, scaling: Section | None, kind: str) -> float:
+    if scaling is not None and scaling.has("rope_theta"):
+        return scaling.number("rope_theta", minimum=1e-6, maximum=1e15)
+    for key in _THETA_KEYS.get(kind, ("rope_theta",)):
+        if section.knows(key) and section.find(key) is not None:
+            value = section.values.get(key, section.defaults.get(key))
+            if isinstance(value, list):
+                raise section.error(key, value, "one number")
+            if value is not None:
+                return section.number(key, minimum=1e-6, maximum=1e15)
+    default = section.defaults.get("default_theta", DEFAULT_THETA)
+    theta = float(default) if isinstance(default, int | float) else DEFAULT_THETA
+    if section.has("rope_ratio"):  # ChatGLM stretches the base instead of naming it
+        theta *= section.number("rope_ratio", minimum=1e-6)
+    section.reading.source(section.field("rope_theta"), theta, f"default: {section.label}")
+    return theta
+
+
+def _rotary_dim(section: Section, scaling: Section | None, head_dim: int) -> int:
+    if section.has("rotary_dim"):
+        dim = section.integer("rotary_dim", minimum=0)
+        section.ignore("partial_rotary_factor")
+    else:
+        fraction: float | None = None
+        if scaling is not None:
+            fraction = scaling.optional_number("partial_rotary_factor", maximum=1.0)
+        if fraction is None:
+            fraction = section.optional_number("partial_rotary_factor", maximum=1.0)
+        if fraction is None:
+            default = section.defaults.get("default_partial_rotary_factor", 1.0)
+            fraction = float(default) if isinstance(default, int | float) else 1.0
+        dim = int(head_dim * fraction)
+    if dim > head_dim:
+        raise section.error("rotary_dim", dim, f"at most head_dim, {head_dim}")
+    return dim
+
+
+def read_rope(
+    section: Section,
+    family: Family,
+    head_dim: int,
+    kind: str,
+    *,
+    interleaved: bool = False,
+    whole: bool = False,
+) -> Rope:
+    """RoPE of the layers of one `kind`. `whole`: all of head_dim turns (MLA's rotary part)."""
+    scaling, own = rope_section(section, kind)
+    theta = _theta(section, scaling, kind)
+    rotary_dim = head_dim if whole else _rotary_dim(section, scaling, head_dim)
+    if whole:
+        section.ignore("partial_rotary_factor")
+        if scaling is not None:
+            scaling.ignore("partial_rotary_factor")
+    if scaling is None or (kind == "sliding" and not own and section.knows("rope_local_base_freq")):
+        # Gemma-3: rope_scaling belongs to the global layers only.
+        return Rope(theta, rotary_dim, interleaved=interleaved)
+    name = scaling.optional_text("rope_type") or scaling.optional_text("type") or "default"
+    scaling.ignore("type", "rope_type", "rope_theta")
+    parameters: list[tuple[str, float | str | bool | tuple[float, ...]]] = []
+    for key, value in sorted(scaling.values.items()):
+        if key in _STRUCTURAL:
+            continue
+        scaling.ignore(key)
+        if isinstance(value, bool | str):
+            parameters.append((key, value))
+        elif isinstance(value, int | float):
+            parameters.append((key, scaling.number(key, minimum=-1e300)))
+        elif isinstance(value, list):
+            if len(value) > 4096 or any(
+                isinstance(v, bool) or not isinstance(v, int | float) or not abs(v) < 1e300
+                for v in value
+            ):
+                raise scaling.error(key, value, "a list of numbers")
+            parameters.append((key, tuple(float(v) for v in value)))
+        elif value is not None:
+            raise scaling.error(key, value, "a number, a list of numbers or a word")
+    original = scaling.optional_integer("original_max_position_embeddings")
+    if original is None:
+        original = section.optional_integer("original_max_position_embeddings")
+    sections = scaling.integers("mrope_section") or ()
+    return Rope(
+        theta=theta,
+        rotary_dim=rotary_dim,
+        scaling=_SCALING_NAMES.get(name, name),
+        factor=scaling.optional_number("factor") or 1.0,
+        original_max_positions=original,
+        sections=sections[:8],
+        interleaved=interleaved
+        or (scaling.has("mrope_interleaved") and scaling.boolean("mrope_interleaved")),
+        parameters=tuple(parameters),
+    )
+
+
+def read_positions(section: Section, family: Family, max_positions: int) -> Positions:
+    """How the stack knows positions; a learned table has max_positions + the family's offset."""
+    if family.positions == "learned":
+        return Positions("learned", max_positions + family.position_offset)
+    return Positions(family.positions)

@@ -1,0 +1,131 @@
+"""Spellings of configuration keys: other names of the same field, and keys without structure.
+
+Data only. A key listed in IRRELEVANT cannot change a weight's shape, a cache's size or a layer's
+work; anything that is neither read nor listed here is reported as unread.
+"""
+
+from __future__ import annotations
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model", "n_embed", "dim", "model_dim", "embed_dim"),
+    "num_hidden_layers": (
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "num_decoder_layers",
+        "decoder_layers",
+    ),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "num_key_value_heads": (
+        "num_kv_heads",
+        "n_head_kv",
+        "multi_query_group_num",
+        "num_query_groups",
+        "n_kv_heads",
+    ),
+    "head_dim": ("attention_head_dim", "kv_channels", "d_kv", "head_size"),
+    "intermediate_size": (
+        "n_inner",
+        "ffn_dim",
+        "d_ff",
+        "ffn_hidden_size",
+        "feed_forward_hidden_size",
+        "decoder_ffn_dim",
+        "hidden_dim",
+    ),
+    "max_position_embeddings": (
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "max_sequence_length",
+        "model_max_length",
+        "n_ctx",
+        "max_target_positions",
+    ),
+    "vocab_size": ("padded_vocab_size", "n_vocab"),
+    "norm_eps": (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "layernorm_epsilon",
+        "norm_eps",
+        "layernorm_eps",
+    ),
+    "hidden_act": (
+        "hidden_activation",
+        "activation_function",
+        "mlp_hidden_act",
+        "activation",
+        "hidden_activation_fn",
+        "feed_forward_proj",
+    ),
+    "dtype": ("torch_dtype",),
+    "num_experts": (
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "num_routed_experts",
+    ),
+    "num_experts_per_tok": (
+        "num_experts_per_token",
+        "moe_k",
+        "moe_topk",
+        "experts_per_token",
+        "top_k_experts",
+        "moe_top_k",
+        "num_selected_experts",
+    ),
+    "moe_intermediate_size": ("expert_ffn_hidden_size", "moe_ffn_hidden_size"),
+    "shared_expert_intermediate_size": (
+        "moe_shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "share_expert_dim",
+        "moe_shared_intermediate_size",
+    ),
+    "n_shared_experts": ("num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
+    "num_nextn_predict_layers": ("mtp_num_hidden_layers", "num_mtp_modules"),
+    "layer_types": ("layers_block_type",),
+    "attention_output_gate": ("attn_output_gate",),
+    "rope_scaling": (),
+}
+
+IRRELEVANT_ENDINGS = (
+    "_token_id",
+    "_token_index",
+    "_dropout",
+    "_pdrop",
+    "dropout_rate",
+    "_loss_coef",
+    "_loss_alpha",
+    "_token_ids",
+)
+
+IRRELEVANT: frozenset[str] = frozenset(
+    # what transformers writes into every file, and generation-era boilerplate
+    "architectures auto_map transformers_version name_or_path id2label label2id problem_type "
+    "use_cache return_dict output_attentions output_hidden_states torchscript use_bfloat16 "
+    "tf_legacy_loss pruned_heads chunk_size_feed_forward is_decoder is_encoder_decoder "
+    "add_cross_attention tie_encoder_decoder finetuning_task task_specific_params tokenizer_class "
+    "prefix max_length min_length do_sample early_stopping num_beams num_beam_groups "
+    "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
+    "output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id "
+    "remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+    "begin_suppress_tokens cross_attention_hidden_size sep_token unsloth_fixed "
+    # training: initialisation, dropout, losses
+    "initializer_range initializer_factor init_std init_method init_device dropout "
+    "residual_dropout embedding_dropout rescale_prenorm_residual time_step_min time_step_max "
+    "time_step_floor time_step_init_scheme time_step_scale time_step_limit router_jitter_noise "
+    "input_jitter_noise output_router_logits seq_aux aux_loss_alpha z_loss_alpha "
+    "router_z_loss_coefficient max_z_loss pretraining_tp ep_size initial_context_length "
+    # numbers that scale activations or pick experts without any weight or cache of their own
+    "routed_scaling_factor moe_router_scaling_factor router_scaling_factor norm_topk_prob "
+    "scoring_func topk_group moe_router_dtype hc_eps hc_sinkhorn_iters swiglu_limit swiglu_alpha "
+    "residual_in_fp32 use_mamba_kernels num_logits_to_keep moe_shared_expert_overlap "
+    "attn_temperature_tuning floor_scale attn_scale "
+    # how inputs are laid out
+    "ignore_index video_placeholder image_seq_length image_seq_len image_grid_pinpoints "
+    "vision_feature_layer vision_feature_select_strategy use_unified_vision_chunk "
+    "vision_soft_tokens_per_image mm_tokens_per_image language_model_only".split()
+)
