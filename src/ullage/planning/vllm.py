@@ -1,0 +1,269 @@
+"""What vLLM 0.32 allocates for the KV cache: blocks, tokens, concurrency, or why it refuses.
+
+Holds `allocate`, exact for the same KV bytes, limits, platform and block size. Settings left open
+are `vllm_decisions.py`, pages `vllm_pages.py`, groups `vllm_groups.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ullage.anatomy.spec import ModelSpec
+from ullage.costs.deployment import Deployment
+from ullage.costs.hardware import HardwareSpec
+from ullage.costs.kv import pipeline_stages
+from ullage.errors import BadUsage
+from ullage.planning.vllm_decisions import Decision, Decisions, Usage, decide
+from ullage.planning.vllm_groups import (
+    Group,
+    Slot,
+    Ungroupable,
+    bytes_per_block,
+    group_slots,
+)
+from ullage.planning.vllm_pages import stack_pages
+
+Basis = Literal["vllm 0.32 rule, verified on CPU", "modelled", "unsupported"]
+VERIFIED: Basis = "vllm 0.32 rule, verified on CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """One block table: the kinds of its layers, how many, tokens per block, bytes of a block over
+    its layers on the fullest rank, and blocks that one longest request takes from the pool."""
+
+    kinds: tuple[str, ...]
+    num_layers: int
+    block_size: int
+    page_bytes: tuple[int, ...]
+    blocks_per_request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What the engine allocates on one rank, in vLLM's words.
+
+    `block_size`, `num_blocks` and `kv_cache_tokens` are `block_size`, `num_gpu_blocks` and
+    `kv_cache_size_tokens` of vllm:cache_config_info, `max_concurrency` its
+    `kv_cache_max_concurrency`. The last two are None where nothing is cached (encoders).
+    `kv_cache_bytes` = num_blocks × bytes_per_block, all layers of the fullest rank.
+    `request_bytes` is what one request of max_model_len tokens takes. With `refusals` vLLM does
+    not start; the figures then say what the pool would have been.
+    """
+
+    basis: Basis
+    block_size: int
+    num_blocks: int
+    kv_cache_tokens: int | None
+    max_concurrency: float | None
+    bytes_per_block: int
+    kv_cache_bytes: int
+    request_bytes: int
+    groups: tuple[CacheGroup, ...]
+    max_model_len: int
+    max_model_len_that_fits: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    dtype: str
+    kv_cache_dtype: str
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def starts(self) -> bool:
+        """Whether vLLM starts with this."""
+        return not self.refusals
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The groups of the model and, for each pipeline rank, the bytes of one block."""
+
+    groups: tuple[Group, ...]
+    rank_block_bytes: tuple[int, ...]
+
+    def blocks_per_request(self, length: int, decisions: Decisions) -> int:
+        return sum(
+            group.blocks_per_request(
+                length, decisions.in_flight_tokens, aligned=decisions.aligned_states
+            )
+            for group in self.groups
+        )
+
+    def fits(self, length: int, kv_bytes: int, decisions: Decisions) -> bool:
+        # One block is never handed out (the null block), so a request must fit beside it.
+        needed = self.blocks_per_request(length, decisions) + 1
+        return all(needed * size <= kv_bytes for size in self.rank_block_bytes)
+
+
+def allocate(
+    spec: ModelSpec,
+    deployment: Deployment,
+    kv_cache_memory_bytes: int,
+    *,
+    hardware: HardwareSpec | None = None,
+    usage: Usage = "server",
+) -> Allocation:
+    """What vLLM 0.32 makes of this many bytes for the KV cache on every rank.
+
+    `hardware` is the device of each rank (defaults and attention kernels depend on it); `usage`
+    whether vLLM is a server or used as a library. Raises BadUsage for formats without a rule.
+    """
+    decisions = decide(spec, deployment, hardware=hardware, usage=usage)
+    warnings = list(decisions.warnings)
+    refusals = list(decisions.refusals)
+    basis = _basis(spec, deployment, warnings)
+    try:
+        pool = _pool(spec, deployment, decisions)
+    except Ungroupable as reason:
+        refusals.append(str(reason))
+        pool = _Pool((), ())
+    if not pool.groups:
+        return _nothing_cached(decisions, basis, warnings, refusals)
+
+    longest = _longest_that_fits(pool, kv_cache_memory_bytes, decisions, spec)
+    length = decisions.max_model_len
+    if decisions.fit_max_model_len:
+        length = min(length, longest)
+        if longest == 0:
+            refusals.append("the KV memory does not hold a request of one token")
+    elif not pool.fits(length, kv_cache_memory_bytes, decisions):
+        refusals.append(
+            f"one request of max_model_len {length:,} tokens does not fit: the longest that does "
+            f"has {longest:,}"
+        )
+    num_blocks = min(kv_cache_memory_bytes // size for size in pool.rank_block_bytes)
+    per_request = pool.blocks_per_request(max(length, 1), decisions)
+    concurrency = num_blocks / per_request
+    widest = max(pool.rank_block_bytes)
+    return Allocation(
+        basis=basis,
+        block_size=min(group.block_size for group in pool.groups),
+        num_blocks=num_blocks,
+        kv_cache_tokens=int(concurrency * length),
+        max_concurrency=concurrency,
+        bytes_per_block=widest,
+        kv_cache_bytes=num_blocks * widest,
+        request_bytes=per_request * widest,
+        groups=tuple(_describe(group, length, decisions) for group in pool.groups),
+        max_model_len=length,
+        max_model_len_that_fits=longest,
+        max_num_seqs=decisions.max_num_seqs,
+        max_num_batched_tokens=decisions.max_num_batched_tokens,
+        enable_prefix_caching=decisions.enable_prefix_caching,
+        dtype=decisions.dtype,
+        kv_cache_dtype=decisions.kv_cache_dtype,
+        decisions=decisions.notes,
+        warnings=tuple(warnings),
+        refusals=tuple(refusals),
+    )
+
+
+def max_model_len_that_fits(
+    spec: ModelSpec,
+    deployment: Deployment,
+    kv_cache_memory_bytes: int,
+    *,
+    hardware: HardwareSpec | None = None,
+    usage: Usage = "server",
+) -> int:
+    """The longest max_model_len, up to the model's own maximum, of which one request fits; 0 if
+    not even one token does. What `--max-model-len auto` settles on."""
+    automatic = replace(deployment, max_model_len=-1)
+    return allocate(
+        spec, automatic, kv_cache_memory_bytes, hardware=hardware, usage=usage
+    ).max_model_len_that_fits
+
+
+def _basis(spec: ModelSpec, deployment: Deployment, warnings: list[str]) -> Basis:
+    version = ".".join(deployment.engine_version.split(".")[:2])
+    if deployment.engine != "vllm" or version != "0.32":
+        raise BadUsage(
+            f"no allocation rules for {deployment.engine} {deployment.engine_version}",
+            field="--engine-version",
+            expected="vllm 0.32",
+        )
+    if spec.kind == "encoder-decoder":
+        warnings.append("the cross-attention cache of encoder-decoders is not reproduced")
+        return "unsupported"
+    if deployment.parallel.context > 1:
+        warnings.append("context parallelism is not reproduced")
+        return "unsupported"
+    if deployment.platform == "cpu":
+        return VERIFIED
+    return "modelled"
+
+
+def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> _Pool:
+    pages = stack_pages(spec, decisions.rules)
+    stages = pipeline_stages(len(pages), deployment.parallel.pipeline)
+    slots = [
+        Slot(rank, page)
+        for rank, stage in enumerate(stages)
+        for index in stage
+        for page in pages[index]
+    ]
+    layout = decisions.block_outermost
+    groups = group_slots(slots, hybrid_manager=decisions.hybrid_manager, block_outermost=layout)
+    if not groups:
+        return _Pool((), ())
+    sizes = (
+        bytes_per_block([group.on_rank(rank) for group in groups], block_outermost=layout)
+        for rank in range(len(stages))
+    )
+    return _Pool(groups, tuple(size for size in sizes if size))
+
+
+def _longest_that_fits(pool: _Pool, kv_bytes: int, decisions: Decisions, spec: ModelSpec) -> int:
+    """Binary search, as blocks per request never fall with the length."""
+    low, high = 0, max(spec.max_positions, decisions.max_model_len)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if pool.fits(middle, kv_bytes, decisions):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _describe(group: Group, length: int, decisions: Decisions) -> CacheGroup:
+    pages = [slot.page for slot in group.slots]
+    return CacheGroup(
+        kinds=tuple(dict.fromkeys(page.kind for page in pages)),
+        num_layers=len(pages),
+        block_size=group.block_size,
+        page_bytes=tuple(dict.fromkeys(page.page_bytes for page in pages)),
+        blocks_per_request=group.blocks_per_request(
+            max(length, 1), decisions.in_flight_tokens, aligned=decisions.aligned_states
+        ),
+    )
+
+
+def _nothing_cached(
+    decisions: Decisions, basis: Basis, warnings: list[str], refusals: list[str]
+) -> Allocation:
+    """Encoders cache nothing; vLLM still counts its one null block."""
+    return Allocation(
+        basis=basis,
+        block_size=decisions.rules.block_size,
+        num_blocks=1,
+        kv_cache_tokens=None,
+        max_concurrency=None,
+        bytes_per_block=0,
+        kv_cache_bytes=0,
+        request_bytes=0,
+        groups=(),
+        max_model_len=decisions.max_model_len,
+        max_model_len_that_fits=decisions.max_model_len,
+        max_num_seqs=decisions.max_num_seqs,
+        max_num_batched_tokens=decisions.max_num_batched_tokens,
+        enable_prefix_caching=decisions.enable_prefix_caching,
+        dtype=decisions.dtype,
+        kv_cache_dtype=decisions.kv_cache_dtype,
+        decisions=decisions.notes,
+        warnings=tuple(warnings),
+        refusals=tuple(refusals),
+    )
