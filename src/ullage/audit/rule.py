@@ -1,0 +1,83 @@
+"""What a rule is: `Rule`, and the three answers that its check may give.
+
+Holds the types and `judge`, which turns an answer into a Finding. The rules themselves lie in one
+module per concern; `rules.py` is the table of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ullage.audit.subject import Subject
+from ullage.findings.finding import Evidence, Finding, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """The rule found what it looks for. `severity` overrides the rule's when this case differs."""
+
+    cause: str
+    remedy: str
+    evidence: tuple[Evidence, ...]
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The rule was evaluated and is content; `evidence` says on what, and is never empty.
+
+    Where the rule speaks of a part that the model lacks, the evidence says that it lacks it
+    (`experts: 0`): that is known, so the rule was evaluated.
+    """
+
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotEvaluable:
+    """The rule could not be evaluated; `missing` names each thing that was lacking."""
+
+    missing: tuple[str, ...]
+
+
+Verdict = Fired | Clear | NotEvaluable
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong before launch, and the pure function that looks for it.
+
+    `title` names what is looked at, in words that stay true whatever is found.
+    `why` says what goes wrong, `fix` what to do in general, `source` where the fact comes from,
+    `example` a configuration or a command line on which it fires.
+    """
+
+    id: str
+    title: str
+    severity: Severity
+    category: str
+    why: str
+    fix: str
+    source: str
+    example: str
+    check: Callable[[Subject], Verdict]
+
+
+def judge(rule: Rule, subject: Subject) -> Finding:
+    """What `rule` says of `subject`."""
+    verdict = rule.check(subject)
+    if isinstance(verdict, NotEvaluable):
+        return Finding(rule.id, rule.title, rule.severity, "not_evaluable", missing=verdict.missing)
+    assert verdict.evidence, f"{rule.id}: a rule that was evaluated says on what"
+    if isinstance(verdict, Clear):
+        return Finding(rule.id, rule.title, rule.severity, "clear", verdict.evidence)
+    return Finding(
+        rule.id,
+        rule.title,
+        verdict.severity or rule.severity,
+        "fired",
+        verdict.evidence,
+        cause=verdict.cause,
+        remedy=verdict.remedy,
+    )

@@ -1,0 +1,228 @@
+"""What rules look at: `Subject`, a model together with where it is to run.
+
+Holds the data and the small readings that many rules share (which layers have which mixer, where a
+key stands, where a flag came from). It judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ullage.anatomy import Model
+from ullage.anatomy.spec import (
+    Attention,
+    CompressedAttention,
+    Dense,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Mixer,
+    ModelSpec,
+    Parallel,
+    Rope,
+)
+from ullage.costs.deployment import Deployment
+from ullage.costs.hardware import Gpus
+from ullage.findings.finding import Evidence
+
+if TYPE_CHECKING:
+    from ullage.planning.ledger import Ledger
+
+NESTED_TEXT_KEYS = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "language_model",
+    "thinker_config",
+)
+"""Where multi-modal configurations keep the part that describes the language model."""
+
+KNOWN_ENGINE = ("vllm", "0.32")
+"""The engine and version whose decisions the engine rules reproduce."""
+
+Layers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, its deployment and what is known of the hardware. Make one with `subject_of`.
+
+    `text` is the part of `config` that describes the language model and `prefix` its dotted place.
+    `mixers` and `feed_forwards` pair each distinct part with the layers that have it.
+    `gpus` None: no hardware was named. `ledger` None: none could be made; `no_ledger` says why.
+    """
+
+    model: Model
+    deployment: Deployment
+    gpus: Gpus | None
+    ledger: Ledger | None
+    no_ledger: str
+    text: Mapping[str, object]
+    prefix: str
+    mixers: tuple[tuple[Mixer, Layers], ...]
+    feed_forwards: tuple[tuple[FeedForward | Dense, Layers], ...]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.anatomy.spec
+
+    @property
+    def config(self) -> Mapping[str, object]:
+        """The configuration as written; empty when the model came from headers alone."""
+        return self.model.files.config or {}
+
+    @property
+    def tensor_parallel(self) -> int:
+        return self.deployment.parallel.tensor
+
+    @property
+    def served_length(self) -> int | None:
+        """Tokens that the engine is asked to serve, or what the model allows; None if unknown."""
+        wanted = self.deployment.max_model_len
+        if wanted is not None and wanted > 0:
+            return wanted
+        return self.spec.max_positions or None
+
+    def missing_engine_rules(self) -> tuple[str, ...]:
+        """Empty when the engine's decisions are known here, else the name of what is missing."""
+        name, version = KNOWN_ENGINE
+        engine = self.deployment
+        if engine.engine == name and _same_version(engine.engine_version, version):
+            return ()
+        return (f"rules of {engine.engine} {engine.engine_version} (known: {name} {version})",)
+
+    def where(self, *keys: str) -> str:
+        """The source of a value read from the first of `keys` that the configuration has.
+
+        A key that it lacks has the source that the anatomy noted for it, a default as a rule.
+        """
+        for key in keys:
+            if key in self.text:
+                return f"config: {self.prefix}{key}"
+        for key in keys:
+            if key in self.config:
+                return f"config: {key}"
+        for source in self.model.anatomy.sources:
+            if source.field.rsplit(".", 1)[-1] in keys:
+                return source.source
+        return "spec: derived from the configuration"
+
+    def attentions(self) -> Iterator[tuple[Attention, Layers]]:
+        """Distinct softmax attentions, those beside another mixer included."""
+        for mixer, layers in self.mixers:
+            if isinstance(mixer, Attention):
+                yield mixer, layers
+            elif isinstance(mixer, Parallel):
+                for part in mixer.parts:
+                    if isinstance(part, Attention):
+                        yield part, layers
+
+    def ropes(self) -> Iterator[tuple[Rope, Mixer, Layers]]:
+        """Distinct rotary embeddings with the mixer that uses them."""
+        for attention, layers in self.attentions():
+            if attention.rope is not None:
+                yield attention.rope, attention, layers
+        for mixer, layers in self.mixers:
+            if isinstance(mixer, LatentAttention | CompressedAttention) and mixer.rope is not None:
+                yield mixer.rope, mixer, layers
+
+    def experts(self) -> Iterator[tuple[Experts, Layers]]:
+        for part, layers in self.feed_forwards:
+            if isinstance(part, Experts):
+                yield part, layers
+
+    def fact(
+        self, name: str, value: int | float | str | bool | None, *keys: str, unit: str = ""
+    ) -> Evidence:
+        """A fact of the model; its source is the first of `keys` (or `name`) in the config."""
+        return Evidence(name, value, unit, self.where(*(keys or (name,))))
+
+    def parallel_fact(self) -> Evidence:
+        return self.flag("--tensor-parallel-size", self.tensor_parallel, "ranks")
+
+    def platform_fact(self) -> Evidence:
+        return self.flag("--platform", self.deployment.platform)
+
+    def flag(self, flag: str, value: int | float | str | bool | None, unit: str = "") -> Evidence:
+        """A fact of the deployment, named by its flag."""
+        name = flag.lstrip("-").replace("-", "_")
+        if name in _PARALLEL_FIELDS:
+            default = getattr(_DEFAULT.parallel, _PARALLEL_FIELDS[name])
+        else:
+            default = getattr(_DEFAULT, name)
+        return Evidence(name, value, unit, f"{'default' if value == default else 'flag'}: {flag}")
+
+
+_DEFAULT = Deployment()
+_PARALLEL_FIELDS = {
+    "tensor_parallel_size": "tensor",
+    "pipeline_parallel_size": "pipeline",
+    "data_parallel_size": "data",
+    "enable_expert_parallel": "expert",
+}
+
+
+def subject_of(
+    model: Model,
+    deployment: Deployment = _DEFAULT,
+    *,
+    gpus: Gpus | None = None,
+    ledger: Ledger | None = None,
+    no_ledger: str = "",
+) -> Subject:
+    """The Subject of one model on one deployment."""
+    text, prefix = _text_part(model.files.config or {})
+    mixers: dict[Mixer, list[int]] = {}
+    feed_forwards: dict[FeedForward | Dense, list[int]] = {}
+    for layer in model.anatomy.spec.layers:
+        mixers.setdefault(layer.mixer, []).append(layer.index)
+        feed_forwards.setdefault(layer.feed_forward, []).append(layer.index)
+        if layer.parallel_dense is not None:
+            feed_forwards.setdefault(layer.parallel_dense, []).append(layer.index)
+    return Subject(
+        model,
+        deployment,
+        gpus,
+        ledger,
+        no_ledger,
+        text,
+        prefix,
+        tuple((mixer, tuple(layers)) for mixer, layers in mixers.items()),
+        tuple((part, tuple(layers)) for part, layers in feed_forwards.items()),
+    )
+
+
+def _text_part(config: Mapping[str, object]) -> tuple[Mapping[str, object], str]:
+    prefix = ""
+    for _ in range(3):
+        for key in NESTED_TEXT_KEYS:
+            inner = config.get(key)
+            if isinstance(inner, Mapping):
+                config, prefix = inner, f"{prefix}{key}."
+                break
+        else:
+            break
+    return config, prefix
+
+
+def _same_version(given: str, known: str) -> bool:
+    return given == known or given.startswith(f"{known}.")
+
+
+def span(layers: Layers) -> str:
+    """Layers in words: `layer 3`, or `12 layers (0, 4, 8, …)`."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    shown = ", ".join(str(i) for i in layers[:3])
+    return f"{len(layers)} layers ({shown}{', …' if len(layers) > 3 else ''})"
+
+
+def at_rank(size: int, ranks: int) -> int | None:
+    """`size` cut into `ranks` equal parts, or None when it cannot be."""
+    return size // ranks if size % ranks == 0 else None
+
+
+def unit_count(number: int, singular: str) -> str:
+    return f"{number:,} {singular}" if number == 1 else f"{number:,} {singular}s"
