@@ -1,0 +1,227 @@
+"""The engine: add_request → schedule → run → postprocess, one step at a time, in one thread.
+
+Holds the loop body and the request table. HTTP, threads and metrics are `serving`; whoever drives
+`step()` reads its `StepReport`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ullage.engine.attention import ATTENTION_PATHS
+from ullage.engine.batch import build_batch
+from ullage.engine.blocks import BlockPool
+from ullage.engine.kv import KVCache
+from ullage.engine.linear import LINEARS
+from ullage.engine.model import Decoder, kv_shapes
+from ullage.engine.options import EngineOptions, kv_blocks
+from ullage.engine.request import FinishReason, Request, SamplingParams, State
+from ullage.engine.sampler import Choice, choose
+from ullage.engine.scheduler import Limits, Plan, Scheduler
+from ullage.engine.support import require_supported
+from ullage.engine.tokenizer import TextStream, Tokenizer, gguf_tokenizer, load_tokenizer
+from ullage.engine.weights import GgufStore, Weights, open_store
+from ullage.errors import BadInput
+
+
+class RequestRefused(BadInput):
+    """A request that this engine can never serve: too long, or without a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step gave one request: at most one token, and the text that became certain."""
+
+    request: Request
+    token_id: int | None
+    text: str
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step as it happened; times in `time.monotonic()` seconds."""
+
+    plan: Plan
+    outputs: tuple[Output, ...]
+    started_s: float
+    ended_s: float
+
+
+@dataclass(slots=True)
+class _Live:
+    """What the engine keeps beside a request while it lives."""
+
+    stream: TextStream | None
+    random: random.Random
+
+
+class Engine:
+    """A model, a KV cache, a scheduler. Not thread-safe: one thread calls all its methods."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer | None,
+        options: EngineOptions,
+        max_model_len: int,
+    ) -> None:
+        """`tokenizer` None serves token ids only: no text, no stop strings, no end-of-sequence."""
+        self.spec = decoder.spec
+        self.tokenizer = tokenizer
+        self.options = options
+        self.max_model_len = max_model_len
+        num_blocks = kv_blocks(decoder.kv_shapes, options, max_model_len)
+        self.kv = KVCache(decoder.kv_shapes, num_blocks, options.block_size)
+        self.pool = BlockPool(num_blocks, options.block_size)
+        self.scheduler = Scheduler(
+            self.pool, Limits(options.max_num_seqs, options.max_num_batched_tokens)
+        )
+        self._decoder = decoder
+        self._attention = ATTENTION_PATHS[options.attention](self.kv)
+        self._live: dict[str, _Live] = {}
+        self._checks = os.environ.get("ULLAGE_CHECK") == "1"
+
+    @classmethod
+    def load(cls, model: str | Path, options: EngineOptions | None = None) -> Engine:
+        """Read `model` (directory, safetensors or GGUF file) and get ready to serve it.
+
+        Raises UnsupportedModel for a spec that it would not run exactly, MalformedCheckpoint for
+        files that lie, BadUsage for options that do not go together.
+        """
+        from ullage.anatomy import load
+
+        options = options or EngineOptions()
+        path = Path(model)
+        spec = load(path).spec
+        max_model_len = options.resolve_max_model_len(spec)
+        require_supported(spec, max_model_len)
+        kv_blocks(kv_shapes(spec), options, max_model_len)  # refuse before reading the weights
+        store = open_store(path)
+        if isinstance(store, GgufStore):
+            tokenizer = gguf_tokenizer(store)
+        else:
+            tokenizer = load_tokenizer(path if path.is_dir() else path.parent, spec.vocab_size)
+        weights = Weights(spec, store)
+        decoder = Decoder(spec, weights, LINEARS[options.quantization], max_model_len)
+        return cls(decoder, tokenizer, options, max_model_len)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def add_request(
+        self, request_id: str, prompt_ids: tuple[int, ...], params: SamplingParams
+    ) -> Request:
+        """Queue a request. Raises RequestRefused when it can never run here."""
+        self.require_fits(prompt_ids, params)
+        if request_id in self._live:
+            raise RequestRefused(f"a request {request_id!r} is already running")
+        request = Request(request_id, prompt_ids, params, arrival_s=time.monotonic())
+        stream = None if self.tokenizer is None else self.tokenizer.stream(params.stop)
+        # Seeded requests repeat; the others draw their seed from the system.
+        self._live[request_id] = _Live(stream, random.Random(params.seed))  # noqa: S311
+        self.scheduler.add(request)
+        return request
+
+    def require_fits(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
+        """Raise RequestRefused unless prompt and answer fit the model's length and vocabulary."""
+        num_prompt = len(prompt_ids)
+        if num_prompt == 0:
+            raise RequestRefused("no tokens", field="prompt", expected="at least one token")
+        if num_prompt + params.max_tokens > self.max_model_len:
+            raise RequestRefused(
+                f"{num_prompt} prompt tokens and max_tokens {params.max_tokens}",
+                field="prompt",
+                expected=f"at most {self.max_model_len} together (max_model_len)",
+            )
+        if not all(0 <= token < self.spec.vocab_size for token in prompt_ids):
+            raise RequestRefused(
+                f"a token id outside the vocabulary: {_outside(prompt_ids, self.spec.vocab_size)}",
+                field="prompt",
+                expected=f"ids from 0 to {self.spec.vocab_size - 1}",
+            )
+
+    def abort(self, request: Request) -> None:
+        """End `request` now; its blocks are free when this returns. Finished ones are left."""
+        if request.state is not State.FINISHED:
+            self._finish(request, FinishReason.ABORT, time.monotonic())
+
+    def step(self) -> StepReport:
+        """Run one batch. Returns an empty report when nobody waits or runs."""
+        started_s = time.monotonic()
+        plan = self.scheduler.schedule()
+        choices: list[Choice] = []
+        sampled: tuple[Request, ...] = ()
+        if plan.work:
+            for work in plan.work:
+                if work.request.first_scheduled_s is None:
+                    work.request.first_scheduled_s = started_s
+            batch = build_batch(plan, self.pool.block_size)
+            logits_BV = self._decoder.forward(batch, self.kv, self._attention)
+            sampled = batch.sampled
+            streams = [self._live[request.id].random for request in sampled]
+            choices = choose(logits_BV, [request.params for request in sampled], streams)
+        ended_s = time.monotonic()
+        for work in plan.work:
+            work.request.num_computed += work.count
+        outputs = tuple(
+            self._postprocess(request, choice, ended_s)
+            for request, choice in zip(sampled, choices, strict=True)
+        )
+        if self._checks:
+            self.scheduler.check()
+        return StepReport(plan, outputs, started_s, ended_s)
+
+    def tokens_held(self) -> int:
+        """Tokens whose KV lies in the pool, over all running requests."""
+        return sum(request.num_computed for request in self.scheduler.running)
+
+    def _postprocess(self, request: Request, choice: Choice, now_s: float) -> Output:
+        """Take the token in, decide whether the request ends, and say what text is new."""
+        if choice.token_id is None:
+            # Its numbers are not finite: they must not outlive it in blocks that others get.
+            self.kv.clear(request.table)
+            self._finish(request, FinishReason.ERROR, now_s)
+            return Output(request, None, "", finished=True)
+        request.output_ids.append(choice.token_id)
+        if choice.logprobs is not None:
+            request.logprobs.append(choice.logprobs)
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        request.last_token_s = now_s
+        stream = self._live[request.id].stream
+        reason = self._token_ends(request, choice.token_id)
+        text = ""
+        if stream is not None and reason is not FinishReason.STOP:
+            text = stream.push(choice.token_id)
+            if stream.stopped:
+                reason = FinishReason.STOP
+        if reason is not None:
+            if stream is not None:
+                text += stream.close()
+            self._finish(request, reason, now_s)
+        return Output(request, choice.token_id, text, finished=reason is not None)
+
+    def _token_ends(self, request: Request, token_id: int) -> FinishReason | None:
+        params = request.params
+        eos_ids = self.tokenizer.eos_ids if self.tokenizer is not None else frozenset()
+        if token_id in params.stop_token_ids or (not params.ignore_eos and token_id in eos_ids):
+            return FinishReason.STOP
+        if len(request.output_ids) >= params.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _finish(self, request: Request, reason: FinishReason, now_s: float) -> None:
+        self.scheduler.finish(request)
+        self._live.pop(request.id)
+        request.finish_reason = reason
+        request.finished_s = now_s
+
+
+def _outside(prompt_ids: tuple[int, ...], vocab_size: int) -> int:
+    return next(token for token in prompt_ids if not 0 <= token < vocab_size)

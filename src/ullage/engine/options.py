@@ -1,0 +1,89 @@
+"""What the engine can be told, with vLLM's names and defaults that suit a small machine.
+
+Holds the options and the two numbers that follow from them and a spec: the length limit and the
+number of KV blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ullage.errors import BadUsage
+
+if TYPE_CHECKING:
+    from ullage.anatomy.spec import ModelSpec
+
+# 1 GiB: about 23,000 tokens of SmolLM2-135M in float32. Touched, and so paid for, only as used.
+DEFAULT_KV_CACHE_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """`max_model_len` None: the model's own. `attention` and `quantization` name table rows."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory_bytes: int = DEFAULT_KV_CACHE_MEMORY_BYTES
+    quantization: str = "none"
+    attention: str = "gathered"
+
+    def __post_init__(self) -> None:
+        """Raises BadUsage for sizes that are not positive or a budget that starves decodes."""
+        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise BadUsage(str(getattr(self, name)), field=_flag(name), expected="at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise BadUsage(
+                f"{self.max_num_batched_tokens} tokens for {self.max_num_seqs} sequences",
+                field="--max-num-batched-tokens",
+                expected="at least --max-num-seqs, one token for each decode",
+            )
+
+    def resolve_max_model_len(self, spec: ModelSpec) -> int:
+        """The limit on prompt and answer together. Raises BadUsage above the model's own."""
+        if self.max_model_len is None:
+            return spec.max_positions
+        if not 1 <= self.max_model_len <= spec.max_positions:
+            raise BadUsage(
+                str(self.max_model_len),
+                field="--max-model-len",
+                expected=f"1 to {spec.max_positions}, the model's own limit",
+            )
+        return self.max_model_len
+
+
+class _Priced(Protocol):
+    """Anything that knows what one token of it costs."""
+
+    @property
+    def bytes_per_token(self) -> int: ...
+
+
+def kv_blocks(shapes: Sequence[_Priced], options: EngineOptions, max_model_len: int) -> int:
+    """Blocks over all layers that the KV memory holds.
+
+    Raises BadUsage when one request of max_model_len would not fit: it could never finish.
+    """
+    block_bytes = options.block_size * sum(shape.bytes_per_token for shape in shapes)
+    num_blocks = options.kv_cache_memory_bytes // block_bytes
+    needed = -(-max_model_len // options.block_size)
+    if num_blocks < needed:
+        fits = num_blocks * options.block_size
+        raise BadUsage(
+            f"{options.kv_cache_memory_bytes} bytes hold {fits} tokens of KV",
+            field="--kv-cache-memory-bytes",
+            expected=(
+                f"at least {needed * block_bytes} for one request of {max_model_len} tokens"
+                + (f", or --max-model-len {fits}" if fits else "")
+            ),
+        )
+    return num_blocks
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
