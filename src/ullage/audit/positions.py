@@ -66,8 +66,8 @@ def _some_pair_is_slow(subject: Subject) -> Verdict:
             note = "" if written else " (a default: the configuration gives none)"
             return Fired(
                 f"With theta {rope.theta:g}{note} the slowest rotary pair of {span(layers)} comes "
-                f"round every {wavelength:,.0f} tokens, sooner than the {far:,} tokens that these layers "
-                "look back: no pair tells near from far over the whole length.",
+                f"round every {wavelength:,.0f} tokens, sooner than the {far:,} tokens that these "
+                "layers look back: no pair tells near from far over the whole length.",
                 f"Restore the theta or rope_scaling that the model was trained with, or pass "
                 f"--max-model-len {int(wavelength)} at most.",
                 tuple(facts),

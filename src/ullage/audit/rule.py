@@ -65,8 +65,17 @@ class Rule:
 
 
 def judge(rule: Rule, subject: Subject) -> Finding:
-    """What `rule` says of `subject`."""
+    """What `rule` says of `subject`.
+
+    Where the configuration leaves something open, the verdict must be the same for every spec that
+    it allows; otherwise the rule is not evaluable, for want of the fields that are open.
+    """
     verdict = rule.check(subject)
+    if any(type(rule.check(other)) is not type(verdict) for other in subject.brackets):
+        verdict = NotEvaluable(
+            tuple(dict.fromkeys(unknown.field for unknown in subject.spec.unknowns))
+            or ("what the configuration leaves open",)
+        )
     if isinstance(verdict, NotEvaluable):
         return Finding(rule.id, rule.title, rule.severity, "not_evaluable", missing=verdict.missing)
     assert verdict.evidence, f"{rule.id}: a rule that was evaluated says on what"

@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from ullage.audit import (
     attention,
+    checkpoint,
     feed_forward,
     parallel_rules,
     positions,
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = tuple(
             *feed_forward.RULES,
             *parallel_rules.RULES,
             *tokenizer.RULES,
+            *checkpoint.RULES,
         ),
         key=lambda rule: rule.id,
     )

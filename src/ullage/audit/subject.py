@@ -7,11 +7,12 @@ key stands, where a flag came from). It judges nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ullage.anatomy import Model
 from ullage.anatomy.spec import (
+    Anatomy,
     Attention,
     CompressedAttention,
     Dense,
@@ -51,6 +52,8 @@ class Subject:
 
     `text` is the part of `config` that describes the language model and `prefix` its dotted place.
     `mixers` and `feed_forwards` pair each distinct part with the layers that have it.
+    `brackets` are the same subject with the specs that bracket what is not understood, empty when
+    everything is: a verdict only stands when it holds for them too.
     `gpus` None: no hardware was named. `ledger` None: none could be made; `no_ledger` says why.
     """
 
@@ -63,6 +66,7 @@ class Subject:
     prefix: str
     mixers: tuple[tuple[Mixer, Layers], ...]
     feed_forwards: tuple[tuple[FeedForward | Dense, Layers], ...]
+    brackets: tuple[Subject, ...] = ()
 
     @property
     def spec(self) -> ModelSpec:
@@ -173,6 +177,24 @@ def subject_of(
     no_ledger: str = "",
 ) -> Subject:
     """The Subject of one model on one deployment."""
+    anatomy = model.anatomy
+    brackets = tuple(
+        _with_spec(replace(model, anatomy=Anatomy(spec, spec, spec, anatomy.sources)), deployment,
+                   gpus, ledger, no_ledger)
+        for spec in (anatomy.low, anatomy.high)
+        if spec is not anatomy.spec
+    )  # fmt: skip
+    subject = _with_spec(model, deployment, gpus, ledger, no_ledger)
+    return replace(subject, brackets=brackets) if brackets else subject
+
+
+def _with_spec(
+    model: Model,
+    deployment: Deployment,
+    gpus: Gpus | None,
+    ledger: Ledger | None,
+    no_ledger: str,
+) -> Subject:
     text, prefix = _text_part(model.files.config or {})
     mixers: dict[Mixer, list[int]] = {}
     feed_forwards: dict[FeedForward | Dense, list[int]] = {}
