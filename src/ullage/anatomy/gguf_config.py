@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ullage.anatomy.checkpoint import open_regular
@@ -19,7 +19,7 @@ from ullage.anatomy.gguf_facts import Facts
 from ullage.anatomy.gguf_names import hf_tensor_name
 from ullage.anatomy.gguf_rope import rope_scaling
 from ullage.anatomy.gguf_types import GGML_BLOCKS
-from ullage.anatomy.spec import Quantization, WeightScheme
+from ullage.anatomy.spec import Anatomy, FieldSource, ModelSpec, Quantization, WeightScheme
 from ullage.errors import MalformedCheckpoint
 
 
@@ -249,6 +249,26 @@ def _put_tokens(facts: Facts) -> None:
         value = facts.metadata.get(name)
         if type(value) is int:
             facts.put(key, value, f"header: {name}")
+
+
+def as_headers_say(anatomy: Anatomy, found: GgufConfig) -> Anatomy:
+    """The anatomy that was read from `found.config`, with the header's sources and quantisation."""
+
+    def source(field: FieldSource) -> FieldSource:
+        key = field.source.removeprefix("config: ")
+        return replace(field, source=found.sources.get(key, field.source))
+
+    def quantised(spec: ModelSpec) -> ModelSpec:
+        return replace(spec, quantization=found.quantization)
+
+    spec = quantised(anatomy.spec)
+    return replace(
+        anatomy,
+        spec=spec,
+        low=spec if anatomy.low is anatomy.spec else quantised(anatomy.low),
+        high=spec if anatomy.high is anatomy.spec else quantised(anatomy.high),
+        sources=tuple(source(field) for field in anatomy.sources),
+    )
 
 
 # --- quantisation --------------------------------------------------------------------------------

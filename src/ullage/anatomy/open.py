@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.config import read_config
+from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
+from ullage.anatomy.index import gguf_index, read_checkpoint, read_gguf_parts
 from ullage.anatomy.keys import parse_json
 from ullage.anatomy.spec import Anatomy
-from ullage.errors import BadUsage, MalformedConfig
+from ullage.errors import BadUsage, MalformedCheckpoint, MalformedConfig
 
 MAX_CONFIG_BYTES = 8 << 20
 MAX_TEXT_BYTES = 32 << 20
@@ -156,10 +158,29 @@ def load(path: str | os.PathLike[str]) -> Model:
 
 
 def _checkpoint(files: ModelFiles) -> CheckpointIndex | None:
-    return None
+    return None if files.kind == "config" else read_checkpoint(files.path)
 
 
 def _load_headers(files: ModelFiles) -> Model:
+    """A model without any config.json: a GGUF file says everything itself."""
+    if files.kind == "gguf":
+        headers, missing = read_gguf_parts(files.path)
+        if missing:
+            raise MalformedCheckpoint(
+                f"{len(missing)} parts of this model are not there, the first is {missing[0]}",
+                file=files.path,
+                expected="all parts, since only together they tell what the model is",
+            )
+        found = config_from_gguf(headers)
+        template = headers[0].metadata.get("tokenizer.chat_template")
+        files = replace(
+            files,
+            config=found.config,
+            chat_template=template if isinstance(template, str) else None,
+            chat_template_file=str(files.path) if isinstance(template, str) else None,
+        )
+        anatomy = as_headers_say(read_config(found.config, file=files.config_file), found)
+        return Model(files, anatomy, gguf_index((headers, missing)))
     raise BadUsage(
         "holds no configuration", file=files.path, expected="a config.json beside the weights"
     )
