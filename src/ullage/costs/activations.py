@@ -23,6 +23,7 @@ from ullage.anatomy.spec import (
 )
 from ullage.anatomy.spec import Parallel as ParallelMixers
 from ullage.costs.deployment import Parallel
+from ullage.costs.hardware import HardwareSpec
 
 MIB = 2**20
 GIB = 2**30
@@ -45,10 +46,18 @@ LATENT_WORKSPACE_TOKENS = 64 * 1024
 """vLLM 0.32 expands at most this much cached context at once in an MLA prefill
 (model_executor/layers/attention/mla_attention.py)."""
 
-CONTEXT_BYTES = {False: (int(0.2 * GIB), int(0.8 * GIB)), True: (int(0.8 * GIB), int(2.6 * GIB))}
-"""CUDA context and, with several ranks (True), NCCL: what is gone before vLLM takes its first
-reading. Logs say 0.23 to 0.53 GiB for one rank, 0.91 to 2.47 for several ("Free memory on device
-(78.84/79.25 GiB)", "(181.84/184.31 GiB)"), and nvidia-smi 0.7 GiB in an idle server."""
+CONTEXT_BYTES = {
+    "one": (int(0.2 * GIB), int(0.8 * GIB)),
+    "several": (int(0.5 * GIB), int(1.5 * GIB)),
+    "several, fast links": (int(0.8 * GIB), int(2.6 * GIB)),
+}
+"""CUDA context and, with several ranks, NCCL: what is gone before vLLM takes its first reading.
+Logs say 0.23 to 0.53 GiB for one rank and nvidia-smi 0.7 in an idle server; 0.91 to 1.18 for
+several over PCIe, 2.47 over NVLink ("Free memory on device (181.84/184.31 GiB)")."""
+
+PROCESS_BYTES = (int(0.3 * GIB), int(1.5 * GIB))
+"""A serving process on a CPU before it loads anything: the interpreter, torch and its libraries.
+Bounds set by reasoning, not by measurement."""
 
 RUNTIME_BYTES = {False: (int(0.05 * GIB), int(0.5 * GIB)), True: (int(0.2 * GIB), int(2.3 * GIB))}
 """Non-torch memory that appears while loading and profiling: kernels, cuBLAS, all-reduce buffers.
@@ -79,7 +88,8 @@ class Workspace:
     """What one rank needs beside weights and KV, in bytes.
 
     `activations` is the peak of a forward pass over the largest batch. `engine` lies inside the
-    budget that gpu_memory_utilization grants (runtime, graphs); `context` outside of it.
+    budget that gpu_memory_utilization grants (runtime, graphs); `context` outside of it. On a CPU
+    there is no such budget: `engine` is empty and `context` is the process.
     """
 
     activations: Term
@@ -100,37 +110,56 @@ class Workspace:
 def workspace(
     spec: ModelSpec,
     parallel: Parallel,
+    hardware: HardwareSpec | None = None,
     *,
     max_num_batched_tokens: int,
     max_num_seqs: int,
     element_bytes: int = 2,
-    datacenter_blackwell: bool = False,
+    on_cpu: bool = False,
 ) -> Workspace:
-    """The range of everything on a GPU that is neither weights nor KV, of the heaviest rank."""
+    """The range of everything on a device that is neither weights nor KV, of the heaviest rank."""
+    activations = peak_activations(
+        spec,
+        parallel,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        element_bytes=element_bytes,
+    )
+    if on_cpu:
+        process = Term("process", *PROCESS_BYTES, "modelled: an interpreter with torch loaded")
+        return Workspace(activations, (), process)
     several = parallel.tensor * parallel.pipeline * parallel.context > 1
-    largest = 1024 if datacenter_blackwell else 512
-    graphs = capture_sizes(max_num_seqs, max_num_batched_tokens, largest)
-    layers = -(-len(spec.layers) // parallel.pipeline)
-    with_experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
-    per_graph = max(GRAPH_BYTES_LEAST, layers * GRAPH_BYTES_PER_LAYER[with_experts])
+    fast = hardware is None or bool({"nvlink", "xgmi"} & dict(hardware.links).keys())
+    ranks = ("several, fast links" if fast else "several") if several else "one"
     return Workspace(
-        activations=peak_activations(
-            spec,
-            parallel,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            element_bytes=element_bytes,
-        ),
+        activations=activations,
         engine=(
             Term("runtime", *RUNTIME_BYTES[several], "logs of vLLM 0.19 and 0.31 servers"),
-            Term(
-                "graphs",
-                len(graphs) * GRAPH_BYTES_LEAST,
-                2 * len(graphs) * per_graph,
-                f"{len(graphs)} capture sizes, twice (piecewise and full), {layers} layers",
-            ),
+            _graphs(spec, parallel, hardware, max_num_batched_tokens, max_num_seqs),
         ),
-        context=Term("context", *CONTEXT_BYTES[several], "free memory at start in vLLM's logs"),
+        context=Term("context", *CONTEXT_BYTES[ranks], "free memory at start in vLLM's logs"),
+    )
+
+
+def _graphs(
+    spec: ModelSpec,
+    parallel: Parallel,
+    hardware: HardwareSpec | None,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> Term:
+    """CUDA graphs: one per capture size, for decode (full) and for mixed batches (piecewise)."""
+    capability = None if hardware is None else hardware.compute_capability
+    largest = 1024 if capability is not None and capability[0] == 10 else 512
+    sizes = capture_sizes(max_num_seqs, max_num_batched_tokens, largest)
+    layers = -(-len(spec.layers) // parallel.pipeline)
+    with_experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+    most = max(GRAPH_BYTES_LEAST, layers * GRAPH_BYTES_PER_LAYER[with_experts])
+    return Term(
+        "graphs",
+        len(sizes) * GRAPH_BYTES_LEAST,
+        2 * len(sizes) * most,
+        f"{len(sizes)} capture sizes, full and piecewise, over {layers} layers",
     )
 
 

@@ -25,7 +25,8 @@ class HardwareSpec:
     `memory_bytes` is the total that the driver reports; `memory_bytes_seen` spans the readings
     that other drivers gave. `flops` and `links` are (name, rate) pairs; a link's rate is one
     direction with all its peers together. `sources` pairs a field with where its value is from;
-    `measured` is true for a machine that was measured and not looked up.
+    `compute_capability` is NVIDIA's, None for others. `measured` is true for a machine that was
+    measured and not looked up.
     """
 
     name: str
@@ -37,6 +38,7 @@ class HardwareSpec:
     flops: tuple[tuple[str, float], ...]
     links: tuple[tuple[str, float], ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
+    compute_capability: tuple[int, int] | None = None
     measured: bool = False
 
     def flops_per_s(self, dtype: str) -> float | None:
@@ -144,4 +146,7 @@ def _spec(name: str, row: dict[str, Any]) -> HardwareSpec:
         flops=tuple(row["flops"].items()),
         links=tuple(row["links"].items()),
         sources=tuple(row["source"].items()),
+        compute_capability=tuple(row["compute_capability"])
+        if "compute_capability" in row
+        else None,
     )
