@@ -23,6 +23,7 @@ from ullage.anatomy.mixers import (
     read_mixer,
 )
 from ullage.anatomy.positions import read_positions
+from ullage.anatomy.quantization import doubt_of, read_quantization
 from ullage.anatomy.spec import (
     Anatomy,
     Attention,
@@ -426,8 +427,19 @@ def _quantization(
     file: str,
 ) -> Quantization | None:
     for section in (*found.around, found.text):
-        section.ignore("quantization_config")
-    return None
+        section.ignore("quantization_config", "compression_config", "expert_dtype")
+    quantization = read_quantization(config, side_file, file=file)
+    doubt = doubt_of(quantization, config, side_file, file=file)
+    if doubt is None:
+        return quantization
+    return found.text.reading.decide(
+        doubt.field,
+        doubt.found,
+        likely=doubt.likely,
+        low=doubt.low,
+        high=doubt.high,
+        widens=("weights",),
+    )
 
 
 __all__ = ["MalformedConfig", "read_config"]

@@ -182,9 +182,11 @@ class LinearAttention:
 
     State per sequence: [num_v_heads, k_head_dim, v_head_dim]; convolution tails over
     2·num_k_heads·k_head_dim + num_v_heads·v_head_dim channels (none when d_conv is 0).
+    rg_lru is RecurrentGemma's recurrence: one number per channel, so num_k_heads 0, k_head_dim 1
+    and num_v_heads·v_head_dim channels.
     """
 
-    kind: Literal["gated_delta_net", "kda", "lightning"]
+    kind: Literal["gated_delta_net", "kda", "lightning", "rg_lru"]
     num_k_heads: int
     num_v_heads: int
     k_head_dim: int
@@ -328,7 +330,8 @@ class WeightScheme:
     `bits` per element; `scale_bits` of each scale, one per `group` elements along the input
     (group 0: one per output channel; −1: one per tensor; `block` for two-dimensional blocks);
     `zero_bits` per group for asymmetric schemes; `tensor_scales` counts the extra float32
-    scalars per matrix (NVFP4's global scale, static input scales).
+    scalars per matrix (NVFP4's global scale, static input scales); `index_bits` per input element
+    (GPTQ's g_idx).
     """
 
     name: str
@@ -338,6 +341,7 @@ class WeightScheme:
     block: tuple[int, int] | None = None
     zero_bits: int = 0
     tensor_scales: int = 0
+    index_bits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
