@@ -20,8 +20,8 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 URL_START = "http://127.0.0.1:"
 
-# The child asks the kernel to be ended with its parent (Linux: prctl(PR_SET_PDEATHSIG = 1)), so that
-# not even SIGKILL of the checkup leaves an engine behind. Then it becomes `ullage` itself.
+# The child asks the kernel to be ended with its parent (Linux: prctl(PR_SET_PDEATHSIG = 1)), so
+# that not even SIGKILL of the checkup leaves an engine behind. Then it becomes `ullage` itself.
 CHILD = """
 import ctypes, os, signal, sys
 try:
@@ -131,18 +131,18 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def resident_bytes(pid: int) -> tuple[int, int] | None:
-    """(now, peak) resident memory of a process from /proc, or None where there is no /proc."""
+def private_bytes(pid: int) -> int | None:
+    """Memory that only this process holds (anonymous pages, /proc's RssAnon), None without /proc.
+
+    Pages of files are left out: the kernel may drop them, and counts them as available.
+    """
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    found: dict[str, int] = {}
-    for line in lines.splitlines():
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
-        if name in {"VmRSS", "VmHWM"} and words:
-            found[name] = int(words[0]) * 1024
-    if len(found) < 2:
-        return None
-    return found["VmRSS"], found["VmHWM"]
+        if name == "RssAnon" and words and words[0].isdigit():
+            return int(words[0]) * 1024
+    return None

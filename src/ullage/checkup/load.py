@@ -231,25 +231,24 @@ def _one_line(text: str) -> str:
 # --- what the server is, before any load ---------------------------------------------------------
 
 
-async def served_model(url: str, api_key: str | None) -> str:
-    """The first name under /v1/models.
+async def served_model(url: str, api_key: str | None) -> tuple[str, int | None]:
+    """The first entry under /v1/models: its name, and max_model_len where the server tells it.
 
     Raises:
         Unreachable: nothing answers, or what answers is not an OpenAI-compatible server.
     """
     target = Target(url, "", api_key)
-    async with client_for(target, timeout_s=10.0) as client:
-        try:
+    try:
+        async with client_for(target, timeout_s=10.0) as client:
             response = await client.get("/v1/models")
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise Unreachable(
-                f"{url}: no answer from /v1/models ({type(error).__name__})"
-            ) from error
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise Unreachable(f"{url}: no answer from /v1/models ({type(error).__name__})") from error
     if response.status_code != 200:
         raise Unreachable(f"{url}: /v1/models answered HTTP {response.status_code}")
     try:
-        return str(response.json()["data"][0]["id"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+        first = response.json()["data"][0]
+        return str(first["id"]), _count(first.get("max_model_len"))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise Unreachable(f"{url}: /v1/models named no model") from error
 
 

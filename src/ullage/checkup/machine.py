@@ -54,7 +54,7 @@ def measure_machine(*, budget_s: float = 4.0) -> Machine:
     begin = time.perf_counter()
     before = torch.get_num_threads()
     cores = usable_cores()
-    num_bytes = min(READ_BYTES, max(64 << 20, (_available_bytes() or READ_BYTES) // 8))
+    num_bytes = min(READ_BYTES, max(64 << 20, (available_bytes() or READ_BYTES) // 8))
     data = torch.ones(num_bytes // 4, dtype=torch.float32)
     a = torch.rand(GEMM_SIZE, GEMM_SIZE)
     b = torch.rand(GEMM_SIZE, GEMM_SIZE)
@@ -75,7 +75,7 @@ def measure_machine(*, budget_s: float = 4.0) -> Machine:
     return Machine(
         cpu=_cpu_name(),
         num_cores=cores,
-        memory_bytes=_total_bytes(),
+        memory_bytes=total_bytes(),
         read_one_thread=read_one,
         read_all_threads=read_all,
         gemm_one_thread=gemm_one,
@@ -121,11 +121,13 @@ def _meminfo(key: str) -> int | None:
     return None
 
 
-def _total_bytes() -> int | None:
+def total_bytes() -> int | None:
+    """All memory that the kernel manages (MemTotal)."""
     return _meminfo("MemTotal")
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int | None:
+    """What new work could get without swapping, by the kernel's estimate (MemAvailable)."""
     return _meminfo("MemAvailable")
 
 

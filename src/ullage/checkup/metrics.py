@@ -195,6 +195,13 @@ def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
+async def look_once(target: Target) -> Series:
+    """One look at /metrics, as a series of one sample (or none, counted as failed)."""
+    async with Sampler(target, interval_s=3600.0) as sampler:
+        pass
+    return sampler.series
+
+
 # --- looking over and over ------------------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ def random_ids(vocab_size: int, *, seed: int, count: int = 512) -> tuple[int, ..
 
     The first 8 ids are left out: that is where tokenizers keep their control tokens.
     """
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
     low = 8 if vocab_size > 16 else 0
     return tuple(draw.randrange(low, vocab_size) for _ in range(count))
 
@@ -54,7 +54,7 @@ def random_ids(vocab_size: int, *, seed: int, count: int = 512) -> tuple[int, ..
 def make_prompt(source: PromptSource, num_tokens: int, *, seed: int) -> tuple[int, ...] | str:
     """A prompt of `num_tokens` tokens (ids: exactly; words: about). Same arguments, same prompt."""
     assert num_tokens > 0, "a prompt has at least one token"
-    draw = random.Random(seed)
+    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
     if source.ids:
         return tuple(_runs(source.ids, num_tokens, draw))
     num_words = max(1, round(num_tokens / source.tokens_per_word))

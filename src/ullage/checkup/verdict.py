@@ -1,0 +1,146 @@
+"""The verdict: one paragraph written from findings and numbers, and the state it amounts to.
+
+Holds the sentences and when each is said. It claims only what was evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ullage.checkup.html.words import (
+    count,
+    percent,
+    seconds,
+    signed_percent,
+    significant,
+)
+from ullage.checkup.summary import LoadSummary
+
+State = Literal["sound", "attention", "fault", "incomplete"]
+# A prediction within this of what was measured is called right in the verdict.
+CLOSE_RATIO = 0.02
+
+
+def state_of(
+    severities: Mapping[str, int], ran: bool, summary: LoadSummary | None, num_preemptions: float
+) -> State:
+    """The gravest that holds: an error or failed requests, no run, warnings or preemption."""
+    if severities.get("error") or (summary is not None and summary.num_failed):
+        return "fault"
+    if not ran:
+        return "incomplete"
+    if severities.get("warning") or num_preemptions:
+        return "attention"
+    return "sound"
+
+
+def paragraph(document: Mapping[str, Any], reason_not_run: str | None) -> str:
+    """The whole verdict, from the parts of the document that are there."""
+    sentences = [
+        _ran(document, reason_not_run),
+        _findings(document["audit"]),
+        _memory(document),
+        _speed(document),
+        _model_error(document["comparison"]["rows"]),
+        _gaps(document["not_evaluated"]),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _ran(document: Mapping[str, Any], reason: str | None) -> str:
+    name = document["model"]["name"]
+    run = document["run"]
+    if run is None:
+        why = (reason or "no reason was given").rstrip(".")
+        return f"{name} was not run: {why}. What follows is from its files alone."
+    answered, planned = run["num_succeeded"], run["num_planned"]
+    engine = document["engine"]["description"]
+    if answered == planned:
+        return f"{name} ran on {engine} and answered all {planned} requests of the trace slice."
+    return (
+        f"{name} ran on {engine} but answered only {answered} of {planned} requests of the trace "
+        f"slice; the commonest reason was: {run['errors'][0]['reason'].rstrip('.')}."
+    )
+
+
+def _findings(audit: Mapping[str, Any] | None) -> str:
+    if audit is None:
+        return ""
+    fired = [f for f in audit["findings"] if f["state"] == "fired"]
+    evaluated = sum(f["state"] != "not_evaluable" for f in audit["findings"])
+    if not fired:
+        return f"Of {evaluated} audit rules that could be evaluated, none fired."
+    weighty = [f for f in fired if f["severity"] in ("error", "warning")]
+    if not weighty:
+        return (
+            f"Of {evaluated} audit rules that could be evaluated, {len(fired)} fired, none above "
+            "info."
+        )
+    first = min(weighty, key=lambda f: f["severity"] != "error")
+    return (
+        f"Of {evaluated} audit rules that could be evaluated, {len(fired)} fired, "
+        f"{len(weighty)} of them above info; first among them is {first['id']} "
+        f"({first['title'].rstrip('.')})."
+    )
+
+
+def _memory(document: Mapping[str, Any]) -> str:
+    growth = document["kv_growth"]
+    if growth is None:
+        return ""
+    predicted = growth["bytes_per_token_predicted"]["value"]
+    measured = growth["bytes_per_token_measured"]["value"]
+    each = f"Every token of context takes {count(predicted)} bytes of KV cache"
+    if measured is None:
+        said = f"{each} by the model; the growth was too short to measure it"
+    elif abs(measured / predicted - 1) <= CLOSE_RATIO:
+        said = f"{each}, as predicted"
+    else:
+        said = f"{each} by prediction but {count(measured)} as measured"
+    peak = document["run"]["peak_kv_usage"] if document["run"] else None
+    if peak is None:
+        return f"{said}."
+    said += f"; at its fullest the cache was {percent(peak, 0 if peak > 0.1 else 1)} used"
+    preempted = document["run"]["num_preemptions"]
+    if preempted is None:
+        return f"{said}."
+    if preempted == 0:
+        return f"{said} and nothing was preempted."
+    return f"{said} and {preempted:.0f} requests were preempted to make room."
+
+
+def _speed(document: Mapping[str, Any]) -> str:
+    run = document["run"]
+    if run is None:
+        return ""
+    alone = f"One sequence decodes at {significant(run['decode_alone'])} tokens/s"
+    batch = run["decode_batch"]
+    if batch is not None:
+        alone += f", {run['batch_size']} together at {significant(batch)}"
+    first = run["distributions"]["ttft"]
+    if first is None:
+        return f"{alone}."
+    return (
+        f"{alone}; under the trace the first token came after {seconds(first['p50']['value'], 2)} "
+        f"at the median and {seconds(first['p99']['value'], 2)} at p99."
+    )
+
+
+def _model_error(rows: list[Mapping[str, Any]]) -> str:
+    modelled = [r for r in rows if r["actual"]["unit"] in ("tokens/s", "s")]
+    if not modelled:
+        return ""
+    worst = max(modelled, key=lambda r: abs(r["error"]["value"]))
+    return (
+        "Speeds predicted from this machine's limits are bounds that the engine does not reach "
+        f"(largest error {signed_percent(worst['error']['value'])}, {worst['name']})."
+    )
+
+
+def _gaps(items: list[Mapping[str, Any]]) -> str:
+    if not items:
+        return ""
+    if len(items) == 1:
+        return "One thing could not be evaluated; it is named below with its reason."
+    return f"{len(items)} things could not be evaluated; they are named below with their reasons."
