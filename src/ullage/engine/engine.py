@@ -20,7 +20,7 @@ from ullage.engine.linear import LINEARS
 from ullage.engine.model import Decoder, kv_shapes
 from ullage.engine.options import EngineOptions, kv_blocks
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
-from ullage.engine.sampler import Choice, choose
+from ullage.engine.sampler import Choice, TokenLogprobs, choose
 from ullage.engine.scheduler import Limits, Plan, Scheduler
 from ullage.engine.support import require_supported
 from ullage.engine.tokenizer import TextStream, Tokenizer, gguf_tokenizer, load_tokenizer
@@ -34,12 +34,17 @@ class RequestRefused(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step gave one request: at most one token, and the text that became certain."""
+    """What one step gave one request: at most one token, and the text that became certain.
+
+    `since_previous_s` is the time since the request's token before, None for its first.
+    """
 
     request: Request
     token_id: int | None
     text: str
     finished: bool
+    since_previous_s: float | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class Engine:
 
         options = options or EngineOptions()
         path = Path(model)
-        spec = load(path).spec
+        spec = load(path).anatomy.spec
         max_model_len = options.resolve_max_model_len(spec)
         require_supported(spec, max_model_len)
         kv_blocks(kv_shapes(spec), options, max_model_len)  # refuse before reading the weights
@@ -189,8 +194,7 @@ class Engine:
             self._finish(request, FinishReason.ERROR, now_s)
             return Output(request, None, "", finished=True)
         request.output_ids.append(choice.token_id)
-        if choice.logprobs is not None:
-            request.logprobs.append(choice.logprobs)
+        since_s = None if request.last_token_s is None else now_s - request.last_token_s
         if request.first_token_s is None:
             request.first_token_s = now_s
         request.last_token_s = now_s
@@ -205,7 +209,8 @@ class Engine:
             if stream is not None:
                 text += stream.close()
             self._finish(request, reason, now_s)
-        return Output(request, choice.token_id, text, finished=reason is not None)
+        finished = reason is not None
+        return Output(request, choice.token_id, text, finished, since_s, choice.logprobs)
 
     def _token_ends(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params

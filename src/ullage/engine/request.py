@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ullage.engine.sampler import TokenLogprobs
 
 
 class State(StrEnum):
@@ -65,7 +61,6 @@ class Request:
     state: State = State.WAITING
     finish_reason: FinishReason | None = None
     output_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_preemptions: int = 0

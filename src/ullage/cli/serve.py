@@ -1,0 +1,92 @@
+"""`ullage serve MODEL`: run the embedded engine behind OpenAI's routes until SIGTERM.
+
+Parses flags with vLLM's names; torch and the server are imported when the flags are understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from ullage.errors import BadUsage
+
+if TYPE_CHECKING:
+    from ullage.engine.engine import Engine
+
+# Flags without a default here take EngineOptions' own.
+SIZES = {
+    "--max-num-seqs": "sequences in one step",
+    "--max-num-batched-tokens": "tokens in one step; longer prompts run in chunks",
+    "--max-model-len": "limit on prompt and answer together (default: the model's own)",
+    "--block-size": "tokens in one KV block",
+    "--kv-cache-memory-bytes": "bytes of KV cache (default: 1 GiB)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a directory, safetensors or GGUF file")
+    parser.add_argument("--host", default="127.0.0.1", help="address (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 picks one (default: 8000)")
+    for flag, text in SIZES.items():
+        parser.add_argument(flag, type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--max-num-queued-reqs",
+        type=int,
+        metavar="N",
+        default=256,
+        help="requests that may wait; more get 429 (default: 256)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32"),
+        default="auto",
+        help="dtype of weights and arithmetic; auto is float32, the fastest on CPUs without bfloat16",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=("none", "int8"),
+        default="none",
+        help="int8: weights by channel, activations on the fly (default: none)",
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="demanded as a bearer token")
+    parser.add_argument("--served-model-name", metavar="NAME", help="default: MODEL as given")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM; 0 when everything that was taken has been answered."""
+    try:
+        from ullage.engine.options import EngineOptions
+        from ullage.serving.lifecycle import run_server
+    except ImportError as error:
+        raise BadUsage(
+            f"{error.name} is not installed", expected="pip install 'ullage[engine]'"
+        ) from error
+    given = {
+        name: value
+        for flag in SIZES
+        if (value := getattr(args, name := flag[2:].replace("-", "_"))) is not None
+    }
+    if args.max_num_queued_reqs < 0:
+        raise BadUsage(
+            str(args.max_num_queued_reqs), field="--max-num-queued-reqs", expected="0 or more"
+        )
+    run_server(
+        args.model,
+        EngineOptions(quantization=args.quantization, **given),
+        host=args.host,
+        port=args.port,
+        api_key=args.api_key,
+        served_model_name=args.served_model_name,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        on_ready=_announce,
+    )
+    return 0
+
+
+def _announce(url: str, engine: Engine) -> None:
+    tokens = engine.pool.num_tokens
+    print(
+        f"ready on {url}: {tokens:,} tokens of KV in {engine.pool.num_blocks:,} blocks", flush=True
+    )
+    sys.stdout.flush()
