@@ -5,7 +5,13 @@ Holds rules that need the spec and the platform; sizes per rank are `parallelism
 
 from __future__ import annotations
 
-from ullage.anatomy.spec import Attention, CompressedAttention, LatentAttention
+from ullage.anatomy.spec import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    Mixer,
+    Parallel,
+)
 from ullage.audit import vllm
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Layers, Subject, span
@@ -42,23 +48,48 @@ def _head_dim(subject: Subject) -> Verdict:
     )
 
 
-def _even_groups(subject: Subject) -> Verdict:
-    facts = []
-    for attention, layers in subject.attentions():
-        heads, kv_heads = attention.num_heads, attention.num_kv_heads
-        facts += [
-            subject.fact("num_attention_heads", heads, "num_attention_heads", "n_head"),
-            subject.fact("num_key_value_heads", kv_heads, "num_key_value_heads", "num_kv_heads"),
-        ]
-        if kv_heads and heads % kv_heads:
-            return Fired(
-                f"{heads} query heads cannot be shared evenly by {kv_heads} KV heads in "
-                f"{span(layers)}: {heads} / {kv_heads} leaves {heads % kv_heads} over.",
-                "Correct num_key_value_heads (or num_attention_heads) in config.json: take the "
-                "rows of k_proj.weight divided by head_dim.",
-                tuple(facts),
-            )
-    return Clear(tuple(facts) or (subject.fact(NO_ATTENTION, 0),))
+def _kv_width(mixer: Mixer) -> int:
+    """Elements that one token adds to this layer's cache, for as long as the sequence lives."""
+    if isinstance(mixer, Parallel):
+        return sum(_kv_width(part) for part in mixer.parts)
+    if isinstance(mixer, LatentAttention):
+        return mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    if not isinstance(mixer, Attention) or mixer.window or mixer.chunk:
+        return 0
+    if mixer.kv_shared_from is not None:
+        return 0
+    return mixer.num_kv_heads * (mixer.head_dim + mixer.v_head_dim)
+
+
+def _same_kv(subject: Subject) -> Verdict:
+    compressed = [m for m, _ in subject.mixers if isinstance(m, CompressedAttention)]
+    widths = [(_kv_width(mixer), layers) for mixer, layers in subject.mixers]
+    layers = sum(len(members) for _, members in widths)
+    growing = sum(len(members) for width, members in widths if width)
+    elements = sum(width * len(members) for width, members in widths)
+    facts = (
+        subject.fact("layers", layers, "num_hidden_layers", "n_layer"),
+        subject.fact("layers whose KV grows", growing, "layer_types", "num_hidden_layers"),
+        Evidence("KV elements per token", elements, "", "calculated"),
+    )
+    largest = max(width for width, _ in widths)
+    if largest and len({width for width, _ in widths}) == 1 and not compressed:
+        return Clear(facts)
+    if not largest:
+        return Fired(
+            f"None of the {layers} layers keeps a whole key and value per token (windows, states "
+            "or pooled keys), so layers × KV heads × head_dim says nothing about this model.",
+            "Size it with `ullage size`, which prices each layer by its kind.",
+            facts,
+        )
+    return Fired(
+        f"The layers differ in KV: {growing} of {layers} keep something for every token, together "
+        f"{elements:,} elements per token, where the widest layer times {layers} would be "
+        f"{largest * layers:,}, {largest * layers / elements:.3g} times as much.",
+        "Size it with `ullage size`, which prices each layer by its kind; do not multiply one "
+        "layer by num_hidden_layers.",
+        facts,
+    )
 
 
 def _kernel(subject: Subject) -> Verdict:
@@ -219,15 +250,17 @@ RULES = (
     ),
     Rule(
         id="A002",
-        title="Query heads per KV head",
-        severity=Severity.error,
+        title="KV of one layer against the others",
+        severity=Severity.info,
         category="attention",
-        why="In grouped-query attention each KV head serves num_attention_heads / "
-        "num_key_value_heads query heads; a remainder has no head to read.",
-        fix="Correct the head counts in config.json from the shapes of q_proj and k_proj.",
-        source="grouped-query attention (arXiv 2305.13245); vllm 0.32 attention layers",
-        example="num_attention_heads 32, num_key_value_heads 6",
-        check=_even_groups,
+        why="In hybrid models only some layers keep KV for every token; the others keep a window, "
+        "a state or nothing. The usual formula, one layer times num_hidden_layers, is wrong for "
+        "them: planners print 63 GB for a model that needs 5.4.",
+        fix="Price each layer by its kind.",
+        source="vllm 0.32: v1/core/kv_cache_utils.py groups layers by kind; published planners "
+        "compared",
+        example="layer_types with 36 linear_attention and 12 full_attention layers",
+        check=_same_kv,
     ),
     Rule(
         id="A003",

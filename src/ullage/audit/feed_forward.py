@@ -78,18 +78,26 @@ def _routing(subject: Subject) -> Verdict:
             subject.fact("experts per token", top_k, "num_experts_per_tok", "moe_topk"),
             subject.fact("expert groups", groups, "n_group"),
         ]
+        if groups <= 1:
+            continue
+        chosen = subject.text.get("topk_group")
+        reach = number // groups * chosen if isinstance(chosen, int) else number
         problem = ""
-        if top_k > number:
-            problem = f"{top_k} experts per token are asked of {number} in {span(layers)}."
-        elif groups and number % groups:
+        if number % groups:
             problem = (
                 f"{number} experts of {span(layers)} cannot be dealt into {groups} equal groups."
+            )
+        elif reach < top_k:
+            facts.append(subject.fact("topk_group", chosen if isinstance(chosen, int) else None))
+            problem = (
+                f"{chosen} of {groups} groups hold {reach} experts of {span(layers)}, fewer than "
+                f"the {top_k} that each token is to use."
             )
         if problem:
             return Fired(
                 problem,
-                "Correct the number of experts, num_experts_per_tok or n_group in config.json: "
-                "the router weight has one row per expert.",
+                "Correct n_group, topk_group or the number of experts in config.json: the router's "
+                "weight has one row per expert.",
                 tuple(facts),
             )
     return Clear(tuple(facts) or (subject.fact("layers with experts", 0),))
@@ -166,14 +174,14 @@ RULES = (
     ),
     Rule(
         id="A042",
-        title="Expert routing",
+        title="Groups of experts",
         severity=Severity.error,
         category="feed-forward",
-        why="A router picks top-k of the experts, sometimes of groups of them; more than there "
-        "are, or groups of unequal size, cannot be computed.",
+        why="A grouped router first picks groups, then experts within them. Groups of unequal "
+        "size, or chosen groups that hold fewer experts than a token needs, cannot be computed.",
         fix="Correct the counts in config.json from the router's weight.",
         source="vllm 0.32: model_executor/layers/fused_moe/router/grouped_topk_router.py",
-        example="num_experts 8 with num_experts_per_tok 9",
+        example="n_routed_experts 256 with n_group 3",
         check=_routing,
     ),
     Rule(

@@ -296,8 +296,8 @@ def devices_suffice(subject: Subject) -> Verdict:
     )
     if needed > gpus.count:
         return Fired(
-            f"tensor {parallel.tensor} × pipeline {parallel.pipeline} × data {parallel.data} needs "
-            f"{needed} devices, and --gpu names {gpus.count}.",
+            f"Tensor {parallel.tensor} × pipeline {parallel.pipeline} × data {parallel.data} ranks "
+            f"need {needed} devices, and --gpu names {gpus.count}.",
             f"Name {gpus.hardware.name}:{needed}, or lower the parallel sizes to a product of "
             f"{gpus.count}.",
             facts,

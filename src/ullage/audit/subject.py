@@ -141,7 +141,10 @@ class Subject:
         self, name: str, value: int | float | str | bool | None, *keys: str, unit: str = ""
     ) -> Evidence:
         """A fact of the model; its source is the first of `keys` (or `name`) in the config."""
-        return Evidence(name, value, unit, self.where(*(keys or (name,))))
+        where = self.where(*(keys or (name,)))
+        if value is None and not where.startswith("config"):
+            where = "config: absent"
+        return Evidence(name, value, unit, where)
 
     def parallel_fact(self) -> Evidence:
         return self.flag("--tensor-parallel-size", self.tensor_parallel, "ranks")

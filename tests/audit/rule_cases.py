@@ -1,0 +1,419 @@
+"""For every rule: what fires it, and on which pool it must be clear. Data, no tests.
+
+A firing case is a mutation (`change`) of named configurations, or a deployment, or files. Names are
+own models or shared configurations; a case on shared ones is skipped where those are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from audit_pool import (
+    Config,
+    Tensors,
+    changed,
+    side_file_of,
+    side_files,
+    text_part,
+    write_directory,
+    write_safetensors,
+    write_whole,
+)
+
+from ullage.costs.deployment import Deployment, Parallel
+
+DEFAULT = Deployment()
+LLAMA = ("llama", "meta-llama--Meta-Llama-3.1-8B")
+Pool = Literal["plain", "dressed", "whole"]
+
+
+@dataclass(frozen=True)
+class Fires:
+    """One way to fire a rule: on each of `names`, after `change`, deployed as `deployment`.
+
+    `build` writes the model's directory itself (given a place and the changed configuration);
+    without it the directory holds config.json and the shared quantisation side file, if any.
+    """
+
+    names: tuple[str, ...]
+    change: Callable[[Config], None] | None = None
+    deployment: Deployment = DEFAULT
+    gpu: str | None = None
+    build: Callable[[Path, Config], Path] | None = None
+    severity: str | None = None
+    says: str = ""
+
+    def write(self, place: Path, name: str) -> Path:
+        config = changed(name, self.change)
+        if self.build is not None:
+            return self.build(place, config)
+        return write_directory(place, config, side=side_file_of(name))
+
+
+@dataclass(frozen=True)
+class Case:
+    """The firing cases of a rule, and the pool and deployment on which it is clear."""
+
+    fires: tuple[Fires, ...]
+    pool: Pool = "plain"
+    deployment: Deployment = DEFAULT
+    gpu: str | None = None
+    leave_out: tuple[str, ...] = field(default=())
+
+
+def put(**values: object) -> Callable[[Config], None]:
+    """Set keys in the part that describes the language model; None removes one."""
+
+    def change(config: Config) -> None:
+        text = text_part(config)
+        for key, value in values.items():
+            if value is None:
+                text.pop(key, None)
+            else:
+                text[key] = value
+
+    return change
+
+
+def top(**values: object) -> Callable[[Config], None]:
+    return lambda config: config.update(values)
+
+
+def run(tensor: int = 1, **values: object) -> Deployment:
+    """A deployment: parallel sizes by name, the rest as Deployment's fields."""
+    sizes = {k: values.pop(k) for k in ("pipeline", "data", "expert") if k in values}
+    return Deployment(parallel=Parallel(tensor=tensor, **sizes), **values)
+
+
+def with_files(**files: object) -> Callable[[Path, Config], Path]:
+    """A directory whose side files are the agreeing ones, `files` replaced (dots as two _)."""
+
+    def build(place: Path, config: Config) -> Path:
+        made = side_files(config)
+        for key, content in files.items():
+            made[key.replace("__", ".")] = content
+        return write_directory(place, config, made)
+
+    return build
+
+
+def whole(
+    alter: Callable[[Tensors], None] | None = None, dtype: str = "BF16", **extra: str
+) -> Callable[[Path, Config], Path]:
+    """A directory with tensors; `alter` changes what is stored, `extra` adds empty files."""
+
+    def build(place: Path, config: Config) -> Path:
+        write_whole(place, config, alter=alter, dtype=dtype)
+        for key, text in extra.items():
+            (place / key.replace("__", ".")).write_text(text)
+        return place
+
+    return build
+
+
+def without(ending: str) -> Callable[[Tensors], None]:
+    def alter(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(ending)]:
+            del tensors[name]
+
+    return alter
+
+
+def sharded(*, listed: dict[str, str] | None = None, total: int | None = None, keep: bool = True):
+    """One shard with an index; `listed` adds promises to it, `keep` False leaves the shard out."""
+
+    def build(place: Path, config: Config) -> Path:
+        write_whole(place, config)
+        shard = place / "model-00001-of-00001.safetensors"
+        (place / "model.safetensors").rename(shard)
+        from audit_pool import tensors_of
+
+        tensors = tensors_of(place)
+        size = write_safetensors(shard, tensors)
+        index = {
+            "metadata": {"total_size": size if total is None else total},
+            "weight_map": {**dict.fromkeys(tensors, shard.name), **(listed or {})},
+        }
+        if not keep:
+            shard.unlink()
+        import json
+
+        (place / "model.safetensors.index.json").write_text(json.dumps(index))
+        return place
+
+    return build
+
+
+def two_checkpoints(place: Path, config: Config) -> Path:
+    write_whole(place, config)
+    write_safetensors(place / "consolidated.safetensors", {"output.weight": ("BF16", (8, 8))})
+    return place
+
+
+CASES: dict[str, Case] = {
+    "A001": Case((Fires(LLAMA, put(head_dim=96), says="factor of"),)),
+    "A002": Case(
+        (
+            Fires(("qwen3-next", "Qwen--Qwen3.5-27B"), says="keep something"),
+            Fires(("nvidia--Nemotron-H-56B-Base-8K",), says="10 of 118"),
+            Fires(("openai--gpt-oss-120b",), says="18 of 36"),
+            Fires(("mistral",), says="None of the 2 layers"),
+            Fires(("deepseek-ai--DeepSeek-V4-Flash",), says="None of"),
+        )
+    ),
+    "A003": Case(
+        (
+            Fires(LLAMA, put(head_dim=20), says="FLEX_ATTENTION"),
+            Fires(LLAMA, put(head_dim=72), run(platform="cpu"), severity="error"),
+            Fires(
+                ("deepseek-ai--DeepSeek-V3.2",), None, run(platform="cpu"), severity="error",
+                says="sparse",
+            ),
+            Fires(
+                ("deepseek-v3", "deepseek-ai--DeepSeek-V3"), put(kv_lora_rank=256),
+                run(platform="cpu"), severity="error", says="320",
+            ),
+        )
+    ),
+    "A004": Case(
+        (
+            Fires(("qwen2", "Qwen--Qwen3-8B"), put(sliding_window=4096), severity="info"),
+            Fires(("qwen2", "XiaomiMiMo--MiMo-7B-Base"),
+                  lambda c: (put(use_sliding_window=True)(c), c.update(sliding_window=None)),
+                  severity="warning"),
+        ),
+        leave_out=("XiaomiMiMo--MiMo-7B-Base",),
+    ),
+    "A005": Case(
+        (
+            Fires(("mistral", "openai--gpt-oss-120b"), put(sliding_window=1 << 20)),
+            Fires(("openai--gpt-oss-120b",), None, run(max_model_len=100)),
+        )
+    ),
+    "A021": Case(
+        (
+            Fires(
+                ("llama-long", "meta-llama--Meta-Llama-3.1-8B"),
+                put(rope_theta=10000.0, rope_scaling=None), says="comes round",
+            ),
+        ),
+        leave_out=("stepfun-ai--Step-3.7-Flash-FP8",),
+    ),
+    "A022": Case((Fires(LLAMA, put(rope_theta=1e15, rope_scaling=None)),)),
+    "A023": Case(
+        (
+            Fires(LLAMA, put(rope_parameters={"rope_theta": 777.0, "rope_type": "default"},
+                             rope_scaling=None)),
+            Fires(("llama-yarn", "deepseek-ai--DeepSeek-V3"),
+                  put(rope_scaling={"type": "linear", "rope_type": "yarn", "factor": 4.0,
+                                    "original_max_position_embeddings": 4096}),
+                  severity="error"),
+            Fires(("llama-yarn", "openai--gpt-oss-120b"),
+                  put(rope_parameters={"rope_type": "yarn", "factor": 2.0}), says="both present"),
+        )
+    ),
+    "A024": Case(
+        (
+            Fires(("llama-yarn", "deepseek-ai--DeepSeek-V3"),
+                  lambda c: c["rope_scaling"].update(factor=2), says="fewer"),
+            Fires(("llama-yarn", "openai--gpt-oss-120b"),
+                  put(max_position_embeddings=4096), says="does not multiply"),
+            Fires(("llama-yarn", "moonshotai--Kimi-K2-Instruct"),
+                  lambda c: c["rope_scaling"].pop("original_max_position_embeddings"),
+                  says="not given"),
+        )
+    ),
+    "A025": Case(
+        (Fires(LLAMA, put(rope_scaling={"rope_type": "llama4", "factor": 8.0})),)
+    ),
+    "A026": Case(
+        (
+            Fires(("Qwen--Qwen3.5-27B",),
+                  lambda c: c["text_config"]["rope_parameters"].update(mrope_section=[11, 11, 8])),
+            Fires(("Qwen--Qwen3-VL-32B-Instruct",),
+                  lambda c: c["text_config"]["rope_scaling"].update(mrope_section=[24, 20, 16])),
+            Fires(LLAMA, put(head_dim=63)),
+        )
+    ),
+    "A027": Case(
+        (
+            Fires(LLAMA, put(max_position_embeddings=8_388_608)),
+            Fires(LLAMA, None, run(max_model_len=5_000_000)),
+        ),
+        leave_out=("meta-llama--Llama-4-Scout-17B-16E-Instruct",),
+    ),
+    "A028": Case(
+        (
+            Fires(LLAMA, None, run(max_model_len=131_073)),
+            Fires(("XiaomiMiMo--MiMo-7B-Base",), put(max_position_embeddings=16), run(
+                max_model_len=17)),
+        ),
+        deployment=run(max_model_len=4096),
+    ),
+    "A041": Case(
+        (
+            Fires(LLAMA, put(intermediate_size=14_332), run(4), says="3583"),
+            Fires(("Qwen--Qwen3-30B-A3B",), put(moe_intermediate_size=770)),
+        ),
+        deployment=run(2),
+    ),
+    "A042": Case(
+        (
+            Fires(("deepseek-v3", "deepseek-ai--DeepSeek-V3"), put(n_group=3), says="equal groups"),
+            Fires(("deepseek-ai--DeepSeek-V3",), put(n_group=256), says="4 of 256 groups"),
+        )
+    ),
+    "A051": Case(
+        (
+            Fires(LLAMA, put(rms_norm_eps=0.0), says="NaN"),
+            Fires(LLAMA, put(rms_norm_eps=0.1)),
+        )
+    ),
+    "A052": Case(
+        (
+            Fires(LLAMA, None, run(dtype="float16")),
+            Fires(("gemma3",), None, run(dtype="half"), severity="error"),
+        )
+    ),
+    "A061": Case((Fires(LLAMA, None, run(3)),), deployment=run(2)),
+    "A062": Case(
+        (
+            Fires(LLAMA, put(num_key_value_heads=8, num_attention_heads=48, head_dim=64), run(12)),
+            Fires(LLAMA, None, run(3)),
+        ),
+        deployment=run(2),
+    ),
+    "A063": Case(
+        (
+            Fires(("Qwen--Qwen3-235B-A22B",), None, run(8), says="2 times"),
+            Fires(("llama",), None, run(4)),
+            Fires(("deepseek-v3", "deepseek-ai--DeepSeek-V3"), None, run(8), says="latent"),
+        ),
+        deployment=run(2),
+    ),
+    "A064": Case(
+        (
+            Fires(LLAMA, put(intermediate_size=11_009), run(4)),
+            Fires(("mixtral", "Qwen--Qwen3-30B-A3B"), None, run(5), says="moe_intermediate_size"),
+        ),
+        deployment=run(2),
+    ),
+    "A065": Case(
+        (
+            Fires(("Qwen--Qwen3-30B-A3B",), None, run(2, data=3, expert=True)),
+            Fires(("mixtral",), None, run(1, data=3, expert=True)),
+            Fires(LLAMA, None, run(2, expert=True), severity="error"),
+        )
+    ),
+    "A066": Case((Fires(LLAMA, None, run(7)),), deployment=run(4)),
+    "A067": Case((Fires(LLAMA, put(vocab_size=50_257), says="47 empty rows"),)),
+    "A068": Case(
+        (
+            Fires(("deepseek-ai--DeepSeek-V3",), None, run(pipeline=4), says="15, 15, 16, 15"),
+            Fires(LLAMA, put(num_hidden_layers=3), run(pipeline=4), severity="error"),
+        ),
+        deployment=run(pipeline=2),
+    ),
+    "A069": Case(
+        (
+            Fires(("qwen3-next", "Qwen--Qwen3.5-27B"), None, run(32), says="linear-attention"),
+            Fires(("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",), None, run(16), says="groups"),
+        ),
+        deployment=run(2),
+    ),
+    "A070": Case(
+        (
+            Fires(LLAMA, None, run(4), gpu="H100-SXM:2", severity="error"),
+            Fires(LLAMA, None, run(2), gpu="H100-SXM:8", severity="warning"),
+        ),
+        deployment=run(2),
+        gpu="H100-SXM:2",
+    ),
+    "A101": Case(
+        (
+            Fires(LLAMA, top(eos_token_id=1_000_000)),
+            Fires(("Qwen--Qwen3-VL-8B-Instruct",), top(image_token_id=151_936)),
+            Fires(("llama",), None, build=with_files(
+                generation_config__json={"eos_token_id": [2, 1024]}), says="generation_config"),
+        )
+    ),
+    "A102": Case(
+        (
+            Fires(LLAMA, None, build=with_files(generation_config__json={"eos_token_id": 7}),
+                  says="config.json ends"),
+            Fires(LLAMA, None, build=with_files(tokenizer_config__json={
+                "eos_token": {"content": "<stop>"},
+                "added_tokens_decoder": {"9": {"content": "<stop>"}}}), says="token 9"),
+        ),
+        pool="dressed",
+    ),
+    "A103": Case(
+        (
+            Fires(LLAMA, top(eos_token_id=None), build=with_files(
+                generation_config__json={"temperature": 0.7}, tokenizer_config__json={})),
+        ),
+        pool="dressed",
+    ),
+    "A104": Case((Fires(LLAMA, top(pad_token_id=2, eos_token_id=[2, 3])),)),
+    "A105": Case(
+        (
+            Fires(LLAMA, None, build=with_files(tokenizer_config__json={}), severity="info"),
+            Fires(LLAMA, None, build=lambda place, config: with_files(
+                tokenizer_config__json={})(place / "tiny-Instruct", config), severity="warning"),
+        ),
+        pool="dressed",
+    ),
+    "A106": Case(
+        (
+            Fires(LLAMA, None, build=with_files(tokenizer_config__json={
+                "added_tokens_decoder": {"200000": {"content": "<new>"}}})),
+        ),
+        pool="dressed",
+    ),
+    "A121": Case(
+        (
+            Fires(("llama", "qwen3-moe"), build=sharded(
+                listed={"model.extra.weight": "model-00002-of-00002.safetensors"}),
+                says="model-00002"),
+            Fires(("llama",), build=sharded(
+                listed={"model.extra.weight": "model-00001-of-00001.safetensors"}),
+                says="promises 1 tensor"),
+        ),
+        pool="whole",
+    ),
+    "A122": Case((Fires(("llama", "mixtral"), build=sharded(total=12345)),), pool="whole"),
+    "A123": Case(
+        (Fires(("llama",), build=two_checkpoints, says="another checkpoint"),),
+        pool="whole",
+    ),
+    "A124": Case(
+        (
+            Fires(("llama",), build=whole(pytorch_model__bin=""), severity="info"),
+            Fires(LLAMA, build=with_files(**{"pytorch_model-00001-of-00002__bin": ""}),
+                  severity="warning"),
+        ),
+        pool="dressed",
+    ),
+    "A125": Case(
+        (Fires(LLAMA, top(auto_map={"AutoModelForCausalLM": "modeling_x.XForCausalLM"})),)
+    ),
+    "A126": Case(
+        (
+            Fires(("llama", "qwen3"), build=whole(without("lm_head.weight")), severity="error"),
+            Fires(("llama-tied",), build=whole(
+                lambda t: t.update({"lm_head.weight": ("BF16", (1024, 256))})),
+                severity="warning"),
+        ),
+        pool="whole",
+    ),
+    "A127": Case(
+        (
+            Fires(("llama",), build=whole(dtype="F32"), severity="info"),
+            Fires(("qwen2",), build=whole(dtype="F16"), severity="warning"),
+        ),
+        pool="whole",
+    ),
+}  # fmt: skip
