@@ -361,9 +361,14 @@ class _Deciding:
 
     # --- blocks ----------------------------------------------------------------------------------
 
+    def _refuse_what_has_no_kernel(self) -> None:
+        if self.cpu and (self.kinds.sparse or self.kinds.sparse_gqa):
+            self.refusals.append("vLLM has no kernel for sparse attention on a CPU")
+
     def _blocks(
         self, dtype: str, kv_cache_dtype: str, max_model_len: int, aligned: bool
     ) -> PageRules:
+        self._refuse_what_has_no_kernel()
         kernel, fixed = self._kernel_block(kv_cache_dtype)
         block = self._block_size(kernel)
         padded = 0

@@ -252,7 +252,11 @@ def _packed(slots: Sequence[Slot]) -> tuple[Group, ...]:
         if count == 1:
             groups.append(Group(bucket.slots))
             continue
-        pattern = list(zip(*bucket.by_size.values(), strict=False))
+        if not bucket.balanced:
+            # vLLM pairs layers of each page size here and loses those without a partner, which
+            # its own check ("some layers are not assigned to any group") then refuses.
+            raise Ungroupable("window layers of unequal number per page size cannot be packed")
+        pattern = list(zip(*bucket.by_size.values(), strict=True))
         groups.extend(
             Group(tuple(slot for repeat in pattern[i::count] for slot in repeat))
             for i in range(count)
