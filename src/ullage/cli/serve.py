@@ -6,7 +6,6 @@ Parses flags with vLLM's names; torch and the server are imported when the flags
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from ullage.errors import BadUsage
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("auto", "float32"),
         default="auto",
-        help="dtype of weights and arithmetic; auto is float32, the fastest on CPUs without bfloat16",
+        help="dtype of weights and arithmetic; auto is float32",
     )
     parser.add_argument(
         "--quantization",
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM; 0 when everything that was taken has been answered."""
     try:
         from ullage.engine.options import EngineOptions
-        from ullage.serving.lifecycle import run_server
+        from ullage.serving.app import run_server
     except ImportError as error:
         raise BadUsage(
             f"{error.name} is not installed", expected="pip install 'ullage[engine]'"
@@ -89,4 +88,3 @@ def _announce(url: str, engine: Engine) -> None:
     print(
         f"ready on {url}: {tokens:,} tokens of KV in {engine.pool.num_blocks:,} blocks", flush=True
     )
-    sys.stdout.flush()
