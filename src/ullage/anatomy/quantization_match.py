@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 from ullage.anatomy.spec import ModelSpec, Quantization, WeightScheme
 from ullage.errors import MalformedConfig
@@ -37,17 +36,21 @@ def scheme_for(spec: ModelSpec, module: str, role: str) -> WeightScheme | None:
     """
     if spec.quantization is None:
         return None
-    return _table(spec.quantization).scheme(module, role)
+    return scheme_table(spec.quantization).scheme(module, role)
+
+
+_recent: list[tuple[Quantization, SchemeTable]] = []  # by identity: hashing 700 patterns is slow
 
 
 def scheme_table(quantization: Quantization) -> SchemeTable:
-    """The compiled form, for callers with many modules to ask about."""
-    return _table(quantization)
-
-
-@lru_cache(maxsize=8)
-def _table(quantization: Quantization) -> SchemeTable:
-    return SchemeTable(quantization)
+    """The compiled form, made once for as long as the same few objects are asked about."""
+    for known, table in _recent:
+        if known is quantization:
+            return table
+    table = SchemeTable(quantization)
+    _recent.insert(0, (quantization, table))
+    del _recent[4:]
+    return table
 
 
 class SchemeTable:

@@ -1,0 +1,61 @@
+"""What one row of the naming table can say: `Row`, and `Extra` for tensors of one family only.
+
+Holds the shape of a row. The rows are `naming_rows.py`; resolving them is `naming.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+ExpertLayout = Literal["each", "stacked", "stacked_in_out", "stacked_split"]
+"""How routed experts lie on disk.
+
+`each`: one matrix per expert. `stacked`: [experts, out, in], gate over up in one tensor.
+`stacked_in_out`: the same with [experts, in, out]. `stacked_split`: [experts, out, in] with gate
+and up apart.
+"""
+
+Scope = Literal["model", "layer", "experts", "head", "mtp_layer", "mtp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A tensor that only this family has. `shape` mixes numbers and the names of sizes.
+
+    Sizes: H hidden, V vocabulary, E experts, D head_dim of the layer, M the embedding's width.
+    `scope` says how often: once per model, per layer, per layer with experts, with a masked-LM
+    head, per multi-token-prediction layer, once for all of those.
+    """
+
+    scope: Scope
+    path: str
+    shape: tuple[int | str, ...]
+    role: str = "norm"
+    linear: bool = False
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One family's names, as changes to the row called `base`.
+
+    `paths` maps a slot to a path; a path may hold {root} and the other prefix slots, {i} for the
+    layer, {e} for the expert. `transposed`: linears are stored [in, out]. `parallel_norms`: how
+    many norms a layer has whose attention and MLP run side by side. `encoder` names the row of an
+    encoder-decoder's other stack. `mtp` is the path of a multi-token-prediction layer, None when
+    it is not known; `mtp_from_end` counts those layers on from the last decoder layer.
+    """
+
+    base: str | None = "llama"
+    paths: dict[str, str] = field(default_factory=dict)
+    experts: ExpertLayout | None = None
+    transposed: bool | None = None
+    parallel_norms: int | None = None
+    first_norm: bool | None = None
+    key_bias: bool | None = None
+    final_norm_after_mtp: bool | None = None
+    extras: tuple[Extra, ...] = ()
+    encoder: str | None = None
+    mtp: str | None = None
+    mtp_from_end: bool | None = None

@@ -1,0 +1,440 @@
+"""How each family names its tensors: rows of data, each a change to another row.
+
+Holds names and layouts only; which tensors exist and their shapes is `tensors.py`. Facts were read
+from the modules of transformers 5.24 and the weight mappers of vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+from ullage.anatomy.naming_paths import (
+    BART_STACK,
+    BERT,
+    DEEPSEEK_MTP,
+    FEED_FORWARD,
+    FUSED_QKV_H,
+    GEMMA4_MOE,
+    HYBRID_HEAD,
+    LLAMA,
+    MIXTRAL,
+    QWEN_MTP,
+    SANDWICH,
+    T5_STACK,
+    TRANSFORMER_H,
+    W123,
+    mlm_head,
+)
+from ullage.anatomy.naming_row import Extra, Row
+
+ROWS: dict[str, Row] = {
+    "llama": Row(None, LLAMA),
+    # dense decoders
+    "phi": Row(
+        paths={
+            "o": "{attn}.dense",
+            "up": "{mlp}.fc1",
+            "down": "{mlp}.fc2",
+            "final_norm": "{root}.final_layernorm",
+        }
+    ),
+    "phi3": Row(paths={"qkv": "{attn}.qkv_proj", "gate_up": "{mlp}.gate_up_proj"}),
+    "gemma2": Row(paths=SANDWICH),
+    "glm": Row(paths={"gate_up": "{mlp}.gate_up_proj"}),
+    "glm4": Row("glm", {"post1": "post_self_attn_layernorm", "post2": "post_mlp_layernorm"}),
+    "starcoder2": Row(paths={"up": "{mlp}.c_fc", "down": "{mlp}.c_proj"}),
+    "gpt2": Row(
+        paths=TRANSFORMER_H
+        | {"qkv": "attn.c_attn", "o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
+        transposed=True,
+    ),
+    "gpt_bigcode": Row("gpt2", transposed=False),
+    "gpt_neo": Row(
+        paths=TRANSFORMER_H
+        | {"attn": "attn.attention", "o": "{attn}.out_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
+    ),
+    "gptj": Row(
+        paths=TRANSFORMER_H | {"o": "attn.out_proj", "up": "mlp.fc_in", "down": "mlp.fc_out"}
+    ),
+    "codegen": Row("gptj", {"qkv": "attn.qkv_proj"}),
+    "gpt_neox": Row(
+        paths=FUSED_QKV_H
+        | {
+            "root": "gpt_neox",
+            "embed": "{root}.embed_in",
+            "lm_head": "embed_out",
+            "attn": "attention",
+            "final_norm": "{root}.final_layer_norm",
+        },
+        parallel_norms=2,
+    ),
+    "persimmon": Row(
+        paths=FUSED_QKV_H
+        | {
+            "q_norm": "{attn}.q_layernorm",
+            "k_norm": "{attn}.k_layernorm",
+            "final_norm": "{root}.final_layernorm",
+        }
+    ),
+    "opt": Row(
+        paths={
+            "root": "model.decoder",
+            "final_norm": "{root}.final_layer_norm",
+            "o": "{attn}.out_proj",
+            "pre1": "self_attn_layer_norm",
+            "post1": "self_attn_layer_norm",
+            "pre2": "final_layer_norm",
+            "post2": "final_layer_norm",
+            "up": "fc1",
+            "down": "fc2",
+        }
+    ),
+    "bloom": Row(
+        paths=FUSED_QKV_H
+        | {
+            "root": "transformer",
+            "layer": "{root}.h.{i}",
+            "attn": "self_attention",
+            "embed": "{root}.word_embeddings",
+            "embed_norm": "{root}.word_embeddings_layernorm",
+            "final_norm": "{root}.ln_f",
+        }
+    ),
+    "falcon": Row("bloom"),
+    "falcon_grouped": Row("falcon", {"pre1": "ln_attn", "pre2": "ln_mlp"}, parallel_norms=2),
+    "mpt": Row(
+        paths={
+            "root": "transformer",
+            "layer": "{root}.blocks.{i}",
+            "embed": "{root}.wte",
+            "positions": "{root}.wpe",
+            "pre1": "norm_1",
+            "pre2": "norm_2",
+            "attn": "attn",
+            "qkv": "attn.Wqkv",
+            "o": "attn.out_proj",
+            "mlp": "ffn",
+            "final_norm": "{root}.norm_f",
+        }
+    ),
+    "apertus": Row(
+        paths={"pre1": "attention_layernorm", "pre2": "feedforward_layernorm"},
+        extras=(
+            Extra("layer", "mlp.act_fn.alpha_p", (1,), "scale"),
+            Extra("layer", "mlp.act_fn.alpha_n", (1,), "scale"),
+            Extra("layer", "mlp.act_fn.beta", (), "scale"),
+            Extra("layer", "mlp.act_fn.eps", (), "scale"),
+        ),
+    ),
+    "internlm2": Row(
+        paths=W123
+        | {
+            "embed": "{root}.tok_embeddings",
+            "lm_head": "output",
+            "pre1": "attention_norm",
+            "pre2": "ffn_norm",
+            "qkv": "attention.wqkv",
+            "o": "attention.wo",
+            "mlp": "feed_forward",
+        }
+    ),
+    "baichuan": Row(paths={"qkv": "{attn}.W_pack"}),
+    "chatglm": Row(
+        paths=FUSED_QKV_H
+        | {
+            "root": "transformer.encoder",
+            "embed": "transformer.embedding.word_embeddings",
+            "lm_head": "transformer.output_layer",
+            "attn": "self_attention",
+            "gate_up": "{mlp}.dense_h_to_4h",
+            "final_norm": "{root}.final_layernorm",
+        }
+    ),
+    "mimo": Row(
+        mtp="model.mtp_layers.{i}",
+        mtp_from_end=False,
+        extras=(
+            Extra("mtp_layer", "token_layernorm.weight", ("H",)),
+            Extra("mtp_layer", "hidden_layernorm.weight", ("H",)),
+            Extra("mtp_layer", "input_proj.weight", ("H", "2H"), "mtp"),
+            Extra("mtp_layer", "final_layernorm.weight", ("H",)),
+        ),
+    ),
+    # mixtures of experts
+    "mixtral": Row(paths=MIXTRAL),
+    "minimax": Row("mixtral", {"linear": "self_attn"}),
+    "minimax_m2": Row("mixtral", {"router_bias": "{moe}.e_score_correction_bias"}),
+    "minimax_m3": Row(
+        "minimax_m2",
+        {"shared": "{moe}.shared_experts"},
+        mtp="model.mtp.layers.{i}",
+        mtp_from_end=False,
+        extras=(
+            Extra("mtp_layer", "enorm.weight", ("H",)),
+            Extra("mtp_layer", "hnorm.weight", ("H",)),
+            Extra("mtp_layer", "eh_proj.weight", ("H", "2H"), "mtp"),
+            Extra("mtp_layer", "final_layernorm.weight", ("H",)),
+        ),
+    ),
+    "minimax_m3_vl": Row(
+        "minimax_m3",
+        {"root": "language_model.model", "lm_head": "language_model.lm_head"},
+        mtp="language_model.model.mtp.layers.{i}",
+    ),
+    "qwen2_moe": Row(paths={"shared": "{moe}.shared_expert"}),
+    "qwen3_next": Row(
+        "qwen2_moe",
+        {"in_qkvz": "{linear}.in_proj_qkvz", "in_ba": "{linear}.in_proj_ba"},
+        mtp="mtp.layers.{i}",
+        mtp_from_end=False,
+        extras=QWEN_MTP,
+    ),
+    "qwen3_5_text": Row("qwen2_moe", mtp="mtp.layers.{i}", mtp_from_end=False, extras=QWEN_MTP),
+    "qwen3_5": Row("qwen3_5_text", {"root": "model.language_model"}),
+    "qwen3_vl": Row(paths={"root": "model.language_model"}),
+    "qwen3_vl_moe_text": Row("qwen2_moe", experts="stacked_in_out"),
+    "qwen3_vl_moe": Row("qwen3_vl_moe_text", {"root": "model.language_model"}),
+    "deepseek_v3": Row(mtp="model.layers.{i}", mtp_from_end=True, extras=DEEPSEEK_MTP),
+    "kimi_k25": Row(
+        "deepseek_v3",
+        {"root": "language_model.model", "lm_head": "language_model.lm_head"},
+        mtp="language_model.model.layers.{i}",
+    ),
+    "glm4_moe": Row("deepseek_v3"),
+    "kimi_linear": Row(
+        "mixtral", {"linear": "self_attn", "mlp": "mlp", "shared": "{moe}.shared_experts"}
+    ),
+    "ernie4_5_moe": Row(paths={"router_bias": "{moe}.moe_statics.e_score_correction_bias"}),
+    "mistral4": Row(experts="stacked"),
+    "mimo_v2_flash": Row(paths={"sinks": "{attn}.attention_sink_bias"}),
+    "gpt_oss": Row(paths={"router": "{moe}.router"}, experts="stacked_in_out"),
+    "granitemoe": Row(
+        paths={
+            "moe": "block_sparse_moe",
+            "router": "{moe}.router.layer",
+            "experts": "{moe}",
+            "e_gate_up": "{moe}.input_linear",
+            "e_all_down": "{moe}.output_linear",
+            "stacked_suffix": ".weight",
+            "mlp": "shared_mlp",
+            "shared": "shared_mlp",
+            "s_gate_up": "{shared}.input_linear",
+            "s_down": "{shared}.output_linear",
+            "gate_up": "{mlp}.input_linear",
+            "down": "{mlp}.output_linear",
+        },
+        experts="stacked",
+    ),
+    "llama4_text": Row(
+        paths={
+            "mlp": "feed_forward",
+            "moe": "feed_forward",
+            "router": "{moe}.router",
+            "shared": "{moe}.shared_expert",
+        },
+        experts="stacked_in_out",
+    ),
+    "llama4": Row(
+        "llama4_text", {"root": "language_model.model", "lm_head": "language_model.lm_head"}
+    ),
+    "gemma4_text": Row(
+        "gemma2",
+        {"experts": "experts", "router": "router.proj"},
+        experts="stacked",
+        extras=GEMMA4_MOE,
+    ),
+    "gemma4": Row("gemma4_text", {"root": "model.language_model"}),
+    "gemma3": Row("gemma2", {"root": "language_model.model", "lm_head": "language_model.lm_head"}),
+    "step3p5": Row(
+        paths={
+            "moe": "moe",
+            "router": "moe.gate",
+            "router_bias": "moe.router_bias",
+            "experts": "moe",
+            "e_gate_up": "moe.gate_proj",
+            "stacked_suffix": ".weight",
+            "shared": "share_expert",
+        },
+        experts="stacked_split",
+        mtp="model.layers.{i}",
+        mtp_from_end=True,
+        extras=(
+            Extra("mtp_layer", "enorm.weight", ("H",)),
+            Extra("mtp_layer", "hnorm.weight", ("H",)),
+            Extra("mtp_layer", "eh_proj.weight", ("H", "2H"), "mtp"),
+            Extra("mtp_layer", "transformer.shared_head.norm.weight", ("H",)),
+            Extra("mtp_layer", "transformer.shared_head.output.weight", ("V", "H"), "lm_head"),
+        ),
+    ),
+    "deepseek_v4": Row(
+        paths=MIXTRAL
+        | {
+            "layer": "layers.{i}",
+            "embed": "embed",
+            "final_norm": "norm",
+            "lm_head": "head",
+            "attn": "attn",
+            "moe": "ffn",
+            "pre1": "attn_norm",
+            "pre2": "ffn_norm",
+            "sinks": "{attn}.attn_sink",
+            "router_bias": "{router}.bias",
+            "s_gate": "{shared}.w1",
+            "s_up": "{shared}.w3",
+            "s_down": "{shared}.w2",
+        },
+        mtp="mtp.{i}",
+        mtp_from_end=False,
+        extras=(
+            Extra("mtp_layer", "enorm.weight", ("H",)),
+            Extra("mtp_layer", "hnorm.weight", ("H",)),
+            Extra("mtp_layer", "norm.weight", ("H",)),
+            Extra("mtp_layer", "e_proj.weight", ("H", "H"), "mtp", linear=True),
+            Extra("mtp_layer", "h_proj.weight", ("H", "H"), "mtp", linear=True),
+            Extra("mtp_layer", "emb.tok_emb.weight", ("V", "H"), "embed"),
+            Extra("mtp_layer", "head.weight", ("V", "H"), "lm_head"),
+        ),
+    ),
+    # recurrent and hybrid
+    "mamba": Row(paths=HYBRID_HEAD),
+    "nemotron_h": Row(
+        "mamba", {"latent_in": "{moe}.fc1_latent_proj"}, mtp="mtp.layers.{i}", mtp_from_end=False
+    ),
+    "jamba": Row(
+        paths=FEED_FORWARD | {"router": "{moe}.router", "final_norm": "{root}.final_layernorm"}
+    ),
+    "lfm2": Row(
+        paths=W123
+        | {
+            "o": "{attn}.out_proj",
+            "q_norm": "{attn}.q_layernorm",
+            "k_norm": "{attn}.k_layernorm",
+            "mlp": "feed_forward",
+            "pre1": "operator_norm",
+            "pre2": "ffn_norm",
+            "final_norm": "{root}.embedding_norm",
+        }
+    ),
+    "lfm2_moe": Row("lfm2", MIXTRAL | {"moe": "feed_forward", "router_bias": "{moe}.expert_bias"}),
+    # a language model inside another: only the prefix differs
+    "qwen2_vl": Row(),
+    "llava": Row(paths={"root": "language_model.model", "lm_head": "language_model.lm_head"}),
+    # encoders and encoder-decoders
+    "bert": Row(paths=BERT, extras=mlm_head("cls.predictions.transform.", "LayerNorm")),
+    "roberta": Row(
+        paths=BERT
+        | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
+        extras=mlm_head("lm_head.", "layer_norm"),
+    ),
+    "distilbert": Row(
+        paths=BERT
+        | {
+            "root": "distilbert",
+            "layer": "{root}.transformer.layer.{i}",
+            "attn": "attention",
+            "q": "{attn}.q_lin",
+            "k": "{attn}.k_lin",
+            "v": "{attn}.v_lin",
+            "o": "{attn}.out_lin",
+            "post1": "sa_layer_norm",
+            "up": "ffn.lin1",
+            "down": "ffn.lin2",
+            "post2": "output_layer_norm",
+            "lm_head": "vocab_projector",
+            "lm_head_bias": "{lm_head}.bias",
+        },
+        extras=mlm_head("", "vocab_layer_norm", "vocab_transform"),
+    ),
+    "electra": Row(
+        paths=BERT
+        | {
+            "root": "electra",
+            "project_in": "{root}.embeddings_project",
+            "lm_head": "generator_lm_head",
+            "lm_head_bias": "{lm_head}.bias",
+        },
+        extras=mlm_head("generator_predictions.", "LayerNorm"),
+    ),
+    "modernbert": Row(
+        paths={
+            "embed": "{root}.embeddings.tok_embeddings",
+            "embed_norm": "{root}.embeddings.norm",
+            "attn": "attn",
+            "qkv": "attn.Wqkv",
+            "o": "attn.Wo",
+            "pre1": "attn_norm",
+            "pre2": "mlp_norm",
+            "gate_up": "{mlp}.Wi",
+            "down": "{mlp}.Wo",
+            "final_norm": "{root}.final_norm",
+            "lm_head": "decoder",
+        },
+        first_norm=False,
+        extras=(
+            Extra("head", "head.dense.weight", ("H", "H"), "lm_head", linear=True),
+            Extra("head", "head.norm.weight", ("H",)),
+        ),
+    ),
+    "bart": Row(paths=BART_STACK | {"root": "model.decoder"}, encoder="bart_encoder"),
+    "bart_encoder": Row(paths=BART_STACK | {"root": "model.encoder"}),
+    "whisper": Row(
+        "bart",
+        {"embed": "{root}.embed_tokens", "lm_head": "proj_out"},
+        encoder="whisper_encoder",
+        key_bias=False,
+    ),
+    "whisper_encoder": Row("bart_encoder", key_bias=False),
+    "t5": Row(
+        paths=T5_STACK
+        | {
+            "root": "decoder",
+            "cross": "layer.1.EncDecAttention",
+            "cross_q": "{cross}.q",
+            "cross_k": "{cross}.k",
+            "cross_v": "{cross}.v",
+            "cross_o": "{cross}.o",
+            "cross_norm": "layer.1.layer_norm",
+            "mlp": "layer.2.DenseReluDense",
+            "pre2": "layer.2.layer_norm",
+        },
+        encoder="t5_encoder",
+    ),
+    "t5_encoder": Row(
+        paths=T5_STACK
+        | {"root": "encoder", "mlp": "layer.1.DenseReluDense", "pre2": "layer.1.layer_norm"}
+    ),
+}
+
+ALIASES: dict[str, str] = {
+    same: row
+    for row, names in {
+        "llama": "mistral mistral3_text ministral ministral3 qwen2 qwen3 qwen3_moe gemma granite "
+        "olmo olmo2 olmo3 olmoe cohere cohere2 stablelm smollm3 seed_oss arcee nemotron deci "
+        "nemotron-nas ernie4_5 exaone4 helium yi solar xverse deepseek_v2 dots1 flex_olmo "
+        "qwen3_vl_text qwen2_vl_text qwen2_5_vl_text",
+        "gemma2": "gemma3_text vaultgemma",
+        "mixtral": "phimoe",
+        "qwen2_vl": "qwen2_5_vl Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
+        "qwen3_5_text": "qwen3_5_moe_text",
+        "qwen3_5": "qwen3_5_moe Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
+        "deepseek_v3": "deepseek_v32 kimi_k2 glm_moe_dsa",
+        "deepseek_v4": "deepseek_ref",
+        "step3p5": "step3p7",
+        "granitemoe": "granitemoeshared granitemoehybrid",
+        "mamba": "mamba2 falcon_mamba",
+        "jamba": "bamba falcon_h1",
+        "roberta": "xlm-roberta xlm_roberta camembert",
+        "bart": "mbart pegasus marian",
+        "t5": "mt5 umt5",
+        # wrappers that keep their language model under another prefix, by class name
+        "qwen3_vl": "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
+        "kimi_k25": "KimiK25ForConditionalGeneration",
+        "gemma3": "Gemma3ForConditionalGeneration",
+        "gemma4": "Gemma4ForConditionalGeneration",
+        "llama4": "Llama4ForConditionalGeneration",
+        "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
+        "llava": "LlavaForConditionalGeneration LlavaNextForConditionalGeneration "
+        "Mistral3ForConditionalGeneration",
+    }.items()
+    for same in names.split()
+}
+"""Model types and class names that name their tensors exactly as another row does."""
