@@ -7,39 +7,17 @@ Composition only; the parts are read by `layer_kinds`, `mixers`, `feed_forward`,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ullage.anatomy.defaults import ClassDefaults, class_defaults
 from ullage.anatomy.families import family_of
 from ullage.anatomy.family import Family
-from ullage.anatomy.feed_forward import read_dense, read_experts, sparse_layers
 from ullage.anatomy.keys import Mode, Reading, Section, show
-from ullage.anatomy.layer_kinds import Kind, read_kinds, read_single, rope_layers
-from ullage.anatomy.mixers import (
-    FINE_RATIO,
-    MAX_WIDTH,
-    fact,
-    read_compressed,
-    read_mixer,
-)
+from ullage.anatomy.layers import read_layers, read_mtp
+from ullage.anatomy.mixers import MAX_WIDTH, fact
 from ullage.anatomy.positions import read_positions
 from ullage.anatomy.quantization import doubt_of, read_quantization
-from ullage.anatomy.spec import (
-    Anatomy,
-    Attention,
-    Dense,
-    Experts,
-    FeedForward,
-    LatentAttention,
-    LayerSpec,
-    Mixer,
-    ModelSpec,
-    NoFeedForward,
-    Norm,
-    Quantization,
-    Tower,
-)
-from ullage.errors import MalformedConfig
+from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization, Tower
 
 # Where configurations of several modalities keep their language model.
 TEXT_KEYS = (
@@ -179,9 +157,7 @@ def _read(
         reading.unknown("model_type", f"{show(found.model_type)} is not a known family", "weights")
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
     max_positions = text.integer("max_position_embeddings", 2048, why="default: 2048")
-    kinds = read_kinds(text, family)
-    sparse = sparse_layers(text, family, len(kinds))
-    layers, dense, experts = _layers(text, family, kinds, sparse)
+    layers, dense, experts = read_layers(text, family)
     spec = ModelSpec(
         model_type=found.model_type,
         architecture=found.architecture,
@@ -195,7 +171,7 @@ def _read(
         positions=read_positions(text, family, max_positions),
         tie_embeddings=_tied(found),
         dtype=_dtype(found),
-        mtp_layers=_mtp(text, family, layers, dense, experts),
+        mtp_layers=read_mtp(text, family, layers, dense, experts),
         final_norm=family.final_norm,
         embedding_norm=family.embedding_norm,
         embedding_scale=hidden_size**0.5 if family.embedding_scale == "sqrt" else 1.0,
@@ -210,164 +186,6 @@ def _read(
     )
     unread = [key for section in (*found.around, text) for key in section.unread()]
     return spec, reading, tuple(unread)
-
-
-def _layers(
-    text: Section, family: Family, kinds: list[Kind], sparse: list[bool]
-) -> tuple[tuple[LayerSpec, ...], Dense | None, Experts | None]:
-    """All layers; equal parts are one object, so that a deep model stays small."""
-    experts = read_experts(text, family)
-    needs_dense = any(
-        kind == "dense" or (kind is None and (experts is None or not s))
-        for (_, kind), s in zip(kinds, sparse, strict=True)
-    )
-    dense = read_dense(text, family) if needs_dense else None
-    if not needs_dense:
-        text.ignore(family.dense_width, "intermediate_size")
-    mixers = _mixers(text, family, [kind for kind, _ in kinds])
-    hash_layers = text.optional_integer("num_hash_layers", minimum=0) or 0
-    hashed = replace(experts, hash_routed=True, score_correction_bias=False) if experts else None
-    parallel = None
-    if text.knows("enable_moe_block") and text.boolean("enable_moe_block", False):
-        parallel = read_dense(text, family)  # Gemma-4: a dense MLP beside the experts
-    elif text.knows("enable_moe_block"):
-        experts = None
-        dense = read_dense(text, family)
-    layers = []
-    for i, (_, kind) in enumerate(kinds):
-        part: FeedForward = NoFeedForward()
-        if kind == "moe" or (kind is None and experts is not None and sparse[i]):
-            if experts is None:
-                raise text.error("num_experts", None, "the number of experts")
-            part = hashed if i < hash_layers and hashed is not None else experts
-        elif kind != "none" and dense is not None:
-            part = dense
-        layers.append(
-            LayerSpec(
-                i,
-                mixers[i],
-                part,
-                parallel_dense=parallel if isinstance(part, Experts) else None,
-            )
-        )
-    return tuple(layers), dense, experts
-
-
-def _mixers(text: Section, family: Family, kinds: list[str]) -> list[Mixer]:
-    n = len(kinds)
-    if family.mixer == "compressed":
-        return _compressed_mixers(text, family, n)
-    made = {kind: read_mixer(text, family, kind) for kind in dict.fromkeys(kinds)}
-    mixers: list[Mixer] = [made[kind] for kind in kinds]
-    if family.nope in ("full", "keys"):
-        rotates = (
-            rope_layers(text, n) if family.nope == "keys" else [kind != "full" for kind in kinds]
-        )
-        still = {k: replace(m, rope=None) for k, m in made.items() if isinstance(m, Attention)}
-        mixers = [
-            m if rotates[i] or kinds[i] not in still else still[kinds[i]]
-            for i, m in enumerate(mixers)
-        ]
-    mixers = _shared_indexers(text, mixers)
-    return _shared_kv(text, kinds, mixers)
-
-
-def _compressed_mixers(text: Section, family: Family, n: int) -> list[Mixer]:
-    """DeepSeek-V4: compress_ratios lists a ratio per layer, MTP layers at the end."""
-    ratios = text.integers("compress_ratios", maximum=1 << 20)
-    if ratios is None:
-        raise text.error("compress_ratios", None, f"a list of {n} ratios")
-    if len(ratios) < n:
-        raise text.error("compress_ratios", list(ratios), f"a list of {n} ratios or more")
-    made = {r: read_compressed(text, family, r) for r in dict.fromkeys(ratios)}
-    return [made[r] for r in ratios[:n]]
-
-
-def _shared_indexers(text: Section, mixers: list[Mixer]) -> list[Mixer]:
-    """GLM-5.2: indexer_types says which layers reuse an earlier layer's choice of keys."""
-    types = text.texts("indexer_types", length=len(mixers))
-    text.ignore(
-        "index_share_for_mtp_iteration",
-        "index_skip_topk_offset",
-        "index_topk_freq",
-        "index_topk_pattern",
-    )
-    if types is None:
-        return mixers
-    shared: dict[int, Mixer] = {}
-    out: list[Mixer] = []
-    for i, (word, mixer) in enumerate(zip(types, mixers, strict=True)):
-        if word not in ("full", "shared"):
-            raise text.error(f"indexer_types[{i}]", word, "full or shared")
-        if word == "shared" and isinstance(mixer, LatentAttention) and mixer.indexer is not None:
-            if id(mixer) not in shared:
-                shared[id(mixer)] = replace(mixer, indexer=replace(mixer.indexer, shared=True))
-            mixer = shared[id(mixer)]
-        out.append(mixer)
-    return out
-
-
-def _shared_kv(text: Section, kinds: list[str], mixers: list[Mixer]) -> list[Mixer]:
-    """Gemma-3n and -4: the last num_kv_shared_layers read the KV of the last layer of their kind."""
-    count = text.optional_integer("num_kv_shared_layers", minimum=0) or 0
-    n = len(mixers)
-    if count == 0:
-        return mixers
-    if count >= n:
-        raise text.error("num_kv_shared_layers", count, f"fewer than the {n} layers")
-    first = n - count
-    last = {kind: i for i, kind in enumerate(kinds[:first])}
-    out = list(mixers)
-    for i in range(first, n):
-        mixer = mixers[i]
-        if kinds[i] not in last or not isinstance(mixer, Attention):
-            raise text.error("num_kv_shared_layers", count, "a layer of each kind to read from")
-        out[i] = replace(mixer, kv_shared_from=last[kinds[i]])
-    return out
-
-
-def _mtp(
-    text: Section,
-    family: Family,
-    layers: tuple[LayerSpec, ...],
-    dense: Dense | None,
-    experts: Experts | None,
-) -> tuple[LayerSpec, ...]:
-    """Multi-token-prediction layers: one full layer each unless the configuration lists kinds."""
-    count = text.optional_integer("num_nextn_predict_layers", minimum=0, maximum=64) or 0
-    each = text.optional_integer("mtp_transformer_layers", minimum=0, maximum=64)
-    if text.has("use_mtp") and not text.boolean("use_mtp"):
-        count = 0
-    text.ignore("mtp_use_dedicated_embeddings")
-    listed = read_single(text, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
-    if count == 0:
-        return ()
-    if listed is not None:
-        if count * len(listed) > 256:
-            raise text.error("num_nextn_predict_layers", count, "fewer layers")
-        pair = []
-        for mixer_kind, ffn in listed * count:
-            part: FeedForward = NoFeedForward()
-            if ffn == "moe" and experts is not None:
-                part = experts
-            elif ffn == "dense" and dense is not None:
-                part = dense
-            pair.append((read_mixer(text, family, mixer_kind), part))
-        return tuple(LayerSpec(i, m, f) for i, (m, f) in enumerate(pair))
-    model = next(
-        (x for x in reversed(layers) if isinstance(x.mixer, Attention | LatentAttention)),
-        layers[-1],
-    )
-    mixer: Mixer = model.mixer
-    if family.mixer == "compressed":
-        ratios = text.integers("compress_ratios") or ()
-        mixer = read_compressed(
-            text, family, ratios[-1] if len(ratios) > len(layers) else FINE_RATIO
-        )
-    return tuple(
-        LayerSpec(i, mixer, layers[-1].feed_forward, parallel_dense=model.parallel_dense)
-        for i in range(count * (each or 1))
-    )
 
 
 def _norm(text: Section, family: Family) -> Norm:
@@ -440,6 +258,3 @@ def _quantization(
         high=doubt.high,
         widens=("weights",),
     )
-
-
-__all__ = ["MalformedConfig", "read_config"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# True or False where the code of the family fixes it; a string names the boolean key that says it;
-# None means that nobody knows (an unknown family).
+# True or False where the code of the family fixes it; a string names the boolean key that says it
+# ("not key" turns it round); None means that nobody knows (an unknown family).
 Fact = bool | str | None
 
 
@@ -25,6 +25,10 @@ class Family:
     ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say).
     `shared_gate`: the shared expert has a one-row gate. `mtp` names how MTP layers are built.
     `dtype` is what the family's checkpoints hold when the configuration names none.
+    `parallel_if` names the key that puts attention and MLP side by side. `mamba` is the version of
+    the family's Mamba layers. `flatten` lists nested objects whose keys belong to the whole.
+    `width_rule`: the MLP's width is the key's number, half of it, expansion_ratio × hidden_size, or
+    two thirds of it rounded up (LFM2). `masked_lm` says that only classes named ForMaskedLM have an output head.
     `extra` adds defaults for keys that the class does not have.
     """
 
@@ -33,14 +37,18 @@ class Family:
     kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
     norm: Literal["rms", "layer"] = "rms"
     place: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    parallel_if: str | None = None
     norm_bias: Fact = False
     unit_offset: Fact = False
     affine: bool = True
     final_norm: bool = True
     positions: Literal["rope", "learned", "sinusoidal", "alibi", "relative", "none"] = "rope"
     position_offset: int = 0
-    mixer: Literal["attention", "latent", "compressed"] = "attention"
-    linear: Literal["gated_delta_net", "kda", "lightning", "rg_lru"] | None = None
+    mixer: Literal["attention", "latent", "compressed"] | None = "attention"
+    linear: Literal["gated_delta_net", "kda", "lightning", "rg_lru", "mamba"] | None = None
+    mamba: Literal[1, 2] = 2
+    mamba_norm: Fact = False
+    flatten: tuple[str, ...] = ()
     q_bias: Fact = "attention_bias"
     kv_bias: Fact = "attention_bias"
     o_bias: Fact = "attention_bias"
@@ -50,10 +58,10 @@ class Family:
     sinks: bool = False
     output_gate: Literal["element", "head"] | None = None
     output_gate_if: str | None = None
-    windows: Literal["never", "all", "top", "even", "every"] = "never"
+    windows: Literal["never", "all", "top", "even", "every", "every_first"] = "never"
     window_if: str | None = None
     pattern: int = 1
-    nope: Literal["full", "keys", "all"] | None = None
+    nope: Literal["full", "keys", "all", "if_nope"] | None = None
     rope_interleaved: Fact = False
     gated: Fact = True
     activation: str | None = None
@@ -63,11 +71,15 @@ class Family:
     score_bias: Fact = False
     shared_gate: bool = False
     dense_width: str = "intermediate_size"
+    width_rule: Literal["plain", "half", "expansion", "rounded"] = "plain"
     expert_width: str = "moe_intermediate_size"
     embedding_norm: bool = False
-    embedding_scale: Literal["sqrt", "key"] | None = None
+    embedding_scale: Literal["sqrt", "key", "mup"] | None = None
     lm_head_bias: Fact = False
     token_types: bool = False
+    masked_lm: bool = False
+    cross_attention: bool = False
+    soft_cap_key: str = "attn_logit_softcapping"
     plan: str | None = None
     dtype: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
@@ -80,4 +92,5 @@ GENERIC = Family(
     o_bias=None,
     gated=None,
     mlp_bias=None,
+    mixer=None,
 )

@@ -6,6 +6,8 @@ what else runs beside them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ullage.anatomy.family import Family
 from ullage.anatomy.keys import Section
 from ullage.anatomy.mixers import MAX_WIDTH, fact
@@ -25,15 +27,33 @@ def is_gated(section: Section, family: Family) -> bool:
     return fact(section, family.gated, "gated", likely=likely, widens="weights")
 
 
-def read_dense(section: Section, family: Family) -> Dense:
-    """The MLP of the dense layers."""
+def _dense_width(section: Section, family: Family) -> int:
     key = family.dense_width if section.knows(family.dense_width) else "intermediate_size"
+    if family.width_rule == "expansion" and section.has("expansion_ratio"):
+        hidden_size = section.integer("hidden_size", maximum=MAX_WIDTH)
+        return int(section.number("expansion_ratio", maximum=1024.0) * hidden_size)
+    if family.width_rule == "rounded" and section.has("block_ff_dim"):
+        key = "block_ff_dim"
+        section.ignore("intermediate_size")
     width = section.optional_integer(key, maximum=MAX_WIDTH)
     if width is None:
         width = 4 * section.integer("hidden_size", maximum=MAX_WIDTH)
         section.reading.source(section.field(key), width, "derived: 4 × hidden_size")
+    if family.width_rule == "half":  # Qwen-1 and RecurrentGemma count gate and up together
+        return width // 2
+    if family.width_rule == "rounded" and section.boolean("block_auto_adjust_ff_dim", False):
+        multiplier = section.optional_number("block_ffn_dim_multiplier", maximum=64.0)
+        width = int(2 * width / 3)
+        width = width if multiplier is None else int(multiplier * width)
+        step = section.integer("block_multiple_of", 256, why="default: 256", maximum=MAX_WIDTH)
+        width = -(-width // step) * step
+    return width
+
+
+def read_dense(section: Section, family: Family) -> Dense:
+    """The MLP of the dense layers."""
     return Dense(
-        intermediate=width,
+        intermediate=_dense_width(section, family),
         activation=activation(section, family),
         gated=is_gated(section, family),
         bias=fact(section, family.mlp_bias, "mlp_bias", likely=False, widens="weights"),
@@ -50,13 +70,17 @@ def read_experts(section: Section, family: Family) -> Experts | None:
     count = num_experts(section)
     if count == 0:
         return None
-    width = section.optional_integer(family.expert_width, maximum=MAX_WIDTH)
+    width = None
+    if family.expert_width != "intermediate_size":
+        width = section.optional_integer(family.expert_width, maximum=MAX_WIDTH)
     if width is None:
         width = section.integer("intermediate_size", maximum=MAX_WIDTH)
     top_k = section.integer("num_experts_per_tok", maximum=MAX_EXPERTS)
     if top_k > count:
         raise section.error("num_experts_per_tok", top_k, f"at most the {count} experts")
     shared = _shared_width(section, width)
+    if family.name == "llama4":  # one shared expert as wide as the routed ones
+        shared = width
     topk_method = section.optional_text("topk_method")
     return Experts(
         num_experts=count,
@@ -76,7 +100,11 @@ def read_experts(section: Section, family: Family) -> Experts | None:
 
 
 def _shared_width(section: Section, width: int) -> int:
-    """Summed width of the experts that always run."""
+    """Summed width of the experts that always run.
+
+    A stated width is one expert's when the number of shared experts is given too (Nemotron-3,
+    MiniMax-M3, Step-3), else the sum (Qwen2-MoE, Granite).
+    """
     stated = section.optional_integer(
         "shared_expert_intermediate_size", minimum=0, maximum=MAX_WIDTH
     )
@@ -86,7 +114,7 @@ def _shared_width(section: Section, width: int) -> int:
     return count * (width if stated is None else stated)
 
 
-def sparse_layers(section: Section, family: Family, n: int) -> list[bool]:
+def sparse_layers(section: Section, n: int) -> list[bool]:
     """Which of the n layers have experts (when the model has any)."""
     words = section.texts("mlp_layer_types")
     if words is not None:
@@ -98,29 +126,101 @@ def sparse_layers(section: Section, family: Family, n: int) -> list[bool]:
         section.ignore("first_k_dense_replace", "moe_layer_freq", "decoder_sparse_step")
         return [word != "dense" for word in words[:n]]
     sparse = [True] * n
+    for read in _RULES:
+        rule = read(section, n)
+        if rule is not None:
+            sparse = [a and b for a, b in zip(sparse, rule, strict=True)]
+    return sparse
+
+
+# --- which layers are sparse: one small reader per spelling; all that apply must agree -----------
+
+Flags = list[bool] | None
+
+
+def _listed(section: Section, n: int) -> Flags:
+    """Llama-4: moe_layers, or every interleave_moe_layer_step-th layer."""
     listed = section.integers("moe_layers")
     step = section.optional_integer("interleave_moe_layer_step", minimum=0)
     if listed is not None:
-        chosen = set(listed)
-        sparse = [i in chosen for i in range(n)]
-    elif step is not None:
-        sparse = [step > 0 and (i + 1) % step == 0 for i in range(n)]
-    step = section.optional_integer("decoder_sparse_step")
+        return _members(listed, n)
     if step is not None:
-        sparse = [s and (i + 1) % step == 0 for i, s in enumerate(sparse)]
+        return [step > 0 and (i + 1) % step == 0 for i in range(n)]
+    return None
+
+
+def _members(listed: tuple[int, ...], n: int) -> list[bool]:
+    chosen = set(listed)
+    return [i in chosen for i in range(n)]
+
+
+def _enumerated(section: Section, n: int) -> Flags:
+    """Step-3: moe_layers_enum, a list or a string of indices."""
+    value = section.find("moe_layers_enum")
+    if not isinstance(value, str):
+        listed = section.integers("moe_layers_enum")
+        return None if listed is None else _members(listed, n)
+    words = [word.strip() for word in value[: 1 << 16].split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 7 for word in words if word):
+        raise section.error("moe_layers_enum", value, "layer numbers with commas")
+    return _members(tuple(int(word) for word in words if word), n)
+
+
+def _sparse_step(section: Section, n: int) -> Flags:
+    """Qwen: every decoder_sparse_step-th layer except mlp_only_layers."""
+    step = section.optional_integer("decoder_sparse_step")
     dense_only = set(section.integers("mlp_only_layers") or ())
-    if dense_only:
-        sparse = [s and i not in dense_only for i, s in enumerate(sparse)]
-    first = section.optional_integer("first_k_dense_replace", minimum=0)
-    if first is not None:
-        sparse = [s and i >= first for i, s in enumerate(sparse)]
-    freq = section.find("moe_layer_freq")
-    if isinstance(freq, list | tuple):
+    if step is None and not dense_only:
+        return None
+    return [(i + 1) % (step or 1) == 0 and i not in dense_only for i in range(n)]
+
+
+def _after_first(section: Section, n: int) -> Flags:
+    """DeepSeek, GLM, Kimi: dense up to first_k_dense_replace; LFM2, AFMoE: num_dense_layers."""
+    for key in ("first_k_dense_replace", "num_dense_layers"):
+        first = section.optional_integer(key, minimum=0)
+        if first is not None:
+            return [i >= first for i in range(n)]
+    return None
+
+
+def _frequency(section: Section, n: int) -> Flags:
+    """moe_layer_freq: every so many layers, or one flag per layer."""
+    if isinstance(section.find("moe_layer_freq"), list | tuple):
         flags = section.integers("moe_layer_freq", maximum=1) or ()
         if len(flags) < n:
             raise section.error("moe_layer_freq", list(flags), f"a list of {n}")
-        sparse = [s and bool(flag) for s, flag in zip(sparse, flags, strict=False)]
-    elif section.has("moe_layer_freq"):
-        every = section.integer("moe_layer_freq")
-        sparse = [s and i % every == 0 for i, s in enumerate(sparse)]
-    return sparse
+        return [bool(flag) for flag in flags[:n]]
+    every = section.optional_integer("moe_layer_freq")
+    return None if every is None else [i % every == 0 for i in range(n)]
+
+
+def _between(section: Section, n: int) -> Flags:
+    """ERNIE-4.5: moe_layer_start_index to moe_layer_end_index, every moe_layer_interval-th."""
+    start = section.optional_integer("moe_layer_start_index", minimum=0)
+    if start is None:
+        return None
+    end = section.optional_integer("moe_layer_end_index", minimum=-1)
+    end = n - 1 if end is None or end == -1 else end
+    every = section.optional_integer("moe_layer_interval") or 1
+    return [start <= i <= end and (i + 1) % every == 0 for i in range(n)]
+
+
+def _expert_period(section: Section, n: int) -> Flags:
+    """Jamba: experts where i mod expert_layer_period is expert_layer_offset."""
+    period = section.optional_integer("expert_layer_period")
+    if period is None:
+        return None
+    offset = section.optional_integer("expert_layer_offset", minimum=0) or 0
+    return [i % period == offset for i in range(n)]
+
+
+_RULES: tuple[Callable[[Section, int], Flags], ...] = (
+    _listed,
+    _enumerated,
+    _sparse_step,
+    _after_first,
+    _frequency,
+    _between,
+    _expert_period,
+)

@@ -123,7 +123,7 @@ class Section:
     An explicit null counts as absent for required fields and as None for optional ones.
     """
 
-    __slots__ = ("_used", "defaults", "label", "path", "reading", "values")
+    __slots__ = ("_used", "defaults", "label", "origins", "path", "reading", "values")
 
     def __init__(
         self,
@@ -138,7 +138,19 @@ class Section:
         self.path = path
         self.defaults: Mapping[str, object] = defaults or {}
         self.label = label
+        self.origins: dict[str, str] = {}
         self._used: set[str] = set()
+
+    def flatten(self, name: str) -> None:
+        """Make the keys of the nested object `name` readable as this section's own."""
+        nested = self.values.get(name)
+        if isinstance(nested, Mapping):
+            self._used.add(name)
+            self.values = {**nested, **self.values}
+            self.origins.update((key, f"{name}.{key}") for key in nested)
+        inner = self.defaults.get(name)
+        if isinstance(inner, Mapping):
+            self.defaults = {**inner, **self.defaults}
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -180,7 +192,8 @@ class Section:
             elif value is None or value == found:
                 self._used.add(spelling)
         if found is not _ABSENT:
-            self.reading.source(self.field(name), found, f"config: {self.path}{found_as}")
+            origin = self.origins.get(found_as, found_as)
+            self.reading.source(self.field(name), found, f"config: {self.path}{origin}")
             return found
         for spelling in self.names(name):
             if self.defaults.get(spelling) is not None or (
@@ -224,6 +237,8 @@ class Section:
     def _check_integer(self, name: str, value: object, minimum: int, maximum: int) -> int:
         if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
             value = int(value)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]  # Hunyuan repeats one number per layer
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(name, value, "an integer")
         if not minimum <= value <= maximum:
@@ -278,6 +293,13 @@ class Section:
     def optional_text(self, name: str) -> str | None:
         return self.text(name) if self.find(name) is not _ABSENT else None
 
+    def optional_text_or_integer(self, name: str) -> str | int | None:
+        """A value that is a word ("auto") or an integer; None when absent or null."""
+        value = self.find(name, null_counts=True)
+        if value is _ABSENT or value is None or isinstance(value, str):
+            return value if isinstance(value, str) else None
+        return self._check_integer(name, value, 0, MAX_INTEGER)
+
     def integers(
         self,
         name: str,
@@ -331,7 +353,7 @@ class Section:
     def unread(self) -> list[str]:
         """Keys of this object that nobody read and that may matter, dotted."""
         return [
-            self.path + key
+            self.path + self.origins.get(key, key)
             for key in self.values
             if key not in self._used
             and key not in IRRELEVANT

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - every plan has one signature
 """Which kind each layer is: full, sliding, chunked, linear, mamba, conv, …, none; and its MLP.
 
 Reads layer_types and its older relatives. What a layer of a kind looks like is `mixers.py` and
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage.anatomy.family import Family
-from ullage.anatomy.keys import Section, show
+from ullage.anatomy.keys import Section
 
 # A layer's kind and the kind of its feed-forward (None: the expert keys decide).
 Kind = tuple[str, str | None]
@@ -30,6 +31,9 @@ WORDS: dict[str, Kind] = {
     "mamba2": ("mamba", None),
     "recurrent": ("linear", None),
     "hybrid": ("hybrid", None),
+    "indexed_attention": ("full", None),
+    "minimax_m3_sparse": ("indexed", None),
+    "moe": ("full", "moe"),
     "deepseek_sparse_attention": ("full", None),
     "compressed_sparse_attention": ("compressed", None),
     "heavily_compressed_attention": ("compressed", None),
@@ -38,6 +42,9 @@ WORDS: dict[str, Kind] = {
 # Layers that hold one thing only (Nemotron-H), by word and by letter of hybrid_override_pattern.
 SINGLE_WORDS: dict[str, Kind] = {
     "mamba": ("mamba", "none"),
+    "linear_attention": ("mamba", "none"),
+    "sparse": ("none", "moe"),
+    "dense": ("none", "dense"),
     "attention": ("full", "none"),
     "full_attention": ("full", "none"),
     "sliding_attention": ("sliding", "none"),
@@ -111,8 +118,54 @@ def _compress_ratios(section: Section, family: Family) -> list[Kind]:
     return [("compressed", None)] * num_layers(section)
 
 
-def _all(kind: str) -> Callable[[Section, Family], list[Kind]]:
-    return lambda section, family: [(kind, None)] * num_layers(section)
+def _mamba(section: Section, family: Family) -> list[Kind]:
+    return [("mamba", "none")] * num_layers(section)
+
+
+def _hybrid(section: Section, family: Family) -> list[Kind]:
+    return [("hybrid", None)] * num_layers(section)
+
+
+def _pattern_flags(section: Section, family: Family) -> list[Kind]:
+    """MiMo-V2: hybrid_layer_pattern, 1 where a window applies."""
+    n = num_layers(section)
+    flags = section.integers("hybrid_layer_pattern", length=n, maximum=1)
+    if flags is None:  # transformers' own default: every sixth layer is full, and the first
+        return [("full" if i % 6 == 0 else "sliding", None) for i in range(n)]
+    return [("sliding" if flag else "full", None) for flag in flags]
+
+
+def _every_n(section: Section, family: Family) -> list[Kind]:
+    """AFMoE: every global_attn_every_n_layers-th layer is full."""
+    every = section.integer("global_attn_every_n_layers")
+    return [
+        ("full" if (i + 1) % every == 0 else "sliding", None) for i in range(num_layers(section))
+    ]
+
+
+def _sparse_freq(section: Section, family: Family) -> list[Kind]:
+    """MiniMax-M3: sparse_attention_freq, 1 where the block indexer picks keys."""
+    n = num_layers(section)
+    nested = section.section("sparse_attention_config")
+    if nested is None:
+        return [("full", None)] * n
+    nested.ignore(
+        "sparse_disable_index_value",
+        "sparse_init_block",
+        "sparse_local_block",
+        "sparse_score_type",
+        "use_sparse_attention",
+    )
+    flags = nested.integers("sparse_attention_freq", length=n, maximum=1) or (1,) * n
+    return [("indexed" if flag else "full", None) for flag in flags]
+
+
+def _cross(section: Section, family: Family) -> list[Kind]:
+    """Llama-3.2-Vision: cross_attention_layers look at the image instead of the text."""
+    n = num_layers(section)
+    listed = section.integers("cross_attention_layers")
+    cross = set(range(3, n, 5)) if listed is None else set(listed)
+    return [("cross" if i in cross else "full", None) for i in range(n)]
 
 
 def _period(section: Section, family: Family) -> list[Kind]:
@@ -216,8 +269,12 @@ PLANS: dict[str, Callable[[Section, Family], list[Kind]]] = {
     "gpt_neo": _gpt_neo,
     "kimi_linear": _kimi_linear,
     "llama4": _llama4,
-    "mamba": _all("mamba"),
-    "hybrid": _all("hybrid"),
+    "mamba": _mamba,
+    "hybrid": _hybrid,
+    "hybrid_layer_pattern": _pattern_flags,
+    "every_n": _every_n,
+    "sparse_freq": _sparse_freq,
+    "cross": _cross,
 }
 
 
@@ -236,10 +293,17 @@ def rope_layers(section: Section, n: int) -> list[bool]:
 def _windowed(section: Section, family: Family, n: int) -> list[Kind]:
     """Layers of a stack without layer_types: full, or under the family's window rule."""
     rule = family.windows
+    if family.window_if is not None and not section.boolean(family.window_if, False):
+        section.ignore("max_window_layers", "sliding_window")
+        return [("full", None)] * n
+    if family.name == "generic":
+        return _generic_windows(section, n)
+    if rule == "never":
+        if not section.has("sliding_window"):
+            section.ignore("sliding_window", "use_sliding_window", "max_window_layers")
+        return [("full", None)] * n
     window = section.optional_integer("sliding_window", minimum=0) or None
-    if window is not None and family.window_if is not None:
-        window = window if section.boolean(family.window_if, False) else None
-    if rule == "never" or window is None:
+    if window is None:
         section.ignore("max_window_layers", "sliding_window_pattern")
         return [("full", None)] * n
     if rule == "all":
@@ -267,6 +331,9 @@ def read_kinds(section: Section, family: Family) -> list[Kind]:
     """The kind of every layer, in order."""
     if family.plan == "nemotron_h":
         return _nemotron_h(section, family)
+    if family.plan == "mamba":
+        section.ignore("layer_types")
+        return _mamba(section, family)
     words = section.texts("layer_types")
     if words is not None:
         n = num_layers(section)
@@ -287,13 +354,12 @@ def read_kinds(section: Section, family: Family) -> list[Kind]:
             "no_rope_layer_interval",
             "global_attn_every_n_layers",
         )
-        return _from_words(section, "layer_types", words[:n], WORDS)
+        kinds = _from_words(section, "layer_types", words[:n], WORDS)
+        if family.linear == "mamba":
+            kinds = [("mamba", ffn) if kind == "linear" else (kind, ffn) for kind, ffn in kinds]
+        if family.plan == "sparse_freq" and section.has("sparse_attention_config"):
+            return _sparse_freq(section, family)
+        return kinds
     if family.plan is not None:
         return PLANS[family.plan](section, family)
     return _windowed(section, family, num_layers(section))
-
-
-def unknown_kind(section: Section, kind: str) -> Exception:
-    return section.reading.error(
-        f"layers of kind {show(kind)}", field=section.field("layer_types"), expected="a known kind"
-    )

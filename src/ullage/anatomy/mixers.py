@@ -1,9 +1,12 @@
-"""Token mixers: a configuration's keys → Attention, LatentAttention, Mamba, … of each kind.
+"""Softmax mixers: a configuration's keys → Attention, LatentAttention, CompressedAttention.
 
-Reads one mixer per kind of layer; which layer is of which kind is `layer_kinds.py`.
+Reads one mixer per kind of layer; which layer is of which kind is `layer_kinds.py`, mixers with a
+recurrent state are `recurrent.py`.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from ullage.anatomy.family import Fact, Family
 from ullage.anatomy.keys import Section, Widens
@@ -13,23 +16,30 @@ from ullage.anatomy.spec import (
     CompressedAttention,
     Indexer,
     LatentAttention,
-    LinearAttention,
-    Mamba,
-    Mixer,
-    NoMixer,
 )
-from ullage.errors import UnsupportedModel
+
+QkNorm = Literal["head", "layer"] | None
 
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 24
 
 
 def fact(section: Section, value: Fact, field: str, *, likely: bool, widens: Widens) -> bool:
-    """A family's fact: fixed, read from the key it names, or (None) undetermined."""
+    """A family's fact: fixed, read from the key it names, or (None) undetermined.
+
+    A key of the same name that agrees with what the family fixes counts as read; one that
+    contradicts it stays unread, and so is reported.
+    """
     if isinstance(value, bool):
+        if section.values.get(field) in (value, None):
+            section.ignore(field)
         return value
     if isinstance(value, str):
+        if value.startswith("not "):
+            return not section.boolean(value[4:], True, why="default: true")
         return section.boolean(value, False, why="default: false where the key is absent")
+    if isinstance(section.values.get(field), bool):
+        return section.boolean(field)
     return section.reading.decide(
         section.field(field),
         "not said by the configuration of an unknown family",
@@ -44,10 +54,24 @@ def read_heads(section: Section) -> tuple[int, int]:
     """(num_attention_heads, num_key_value_heads), checked to divide."""
     num_heads = section.integer("num_attention_heads", maximum=MAX_HEADS)
     num_kv_heads = section.optional_integer("num_key_value_heads", maximum=MAX_HEADS)
-    if section.knows("multi_query"):  # Falcon, GPT-BigCode, ChatGLM with its own count
+    if section.knows("multi_query"):  # Falcon before its new decoder, GPT-BigCode
         multi = section.boolean("multi_query", False)
-        if multi and not section.has("num_key_value_heads"):
+        grouped = section.knows("new_decoder_architecture") and section.boolean(
+            "new_decoder_architecture", False
+        )
+        if not section.knows("new_decoder_architecture"):  # ChatGLM counts its groups
+            grouped = section.has("num_key_value_heads")
+        if multi and not grouped:
             num_kv_heads = 1
+        elif not multi and not grouped:
+            num_kv_heads = num_heads
+    elif section.has("attn_type"):  # MPT
+        kinds = {"multihead_attention": num_heads, "multiquery_attention": 1}
+        kind = section.text("attn_type")
+        if kind in kinds:
+            num_kv_heads = kinds[kind]
+        elif kind != "grouped_query_attention":
+            raise section.error("attn_type", kind, "a known kind of attention")
     if num_kv_heads is None:
         num_kv_heads = num_heads
         section.reading.source(
@@ -78,21 +102,25 @@ def read_head_dim(section: Section, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _qk_norm(section: Section, family: Family) -> object:
+def _qk_norm(section: Section, family: Family) -> QkNorm:
     norm = family.qk_norm
     if family.qk_norm_if is not None and norm is not None:
         norm = norm if section.boolean(family.qk_norm_if, False) else None
     style = section.optional_text("qk_norm_type") if norm is not None else None
     if style is not None:
-        styles = {"per_layer": "layer", "per_head": "head"}
+        styles: dict[str, QkNorm] = {"per_layer": "layer", "per_head": "head"}
         if style not in styles:
             raise section.error("qk_norm_type", style, "per_layer or per_head")
         return styles[style]
     if norm is None and family.q_bias is None:
+        says = any(
+            section.values.get(key) is True for key in ("use_qk_norm", "qk_layernorm", "qk_norm")
+        )
+        likely_norm: QkNorm = "head" if says else None
         return section.reading.decide(
             section.field("qk_norm"),
             "not said by the configuration of an unknown family",
-            likely=None,
+            likely=likely_norm,
             low=None,
             high="layer",
             widens=("weights",),
@@ -100,19 +128,57 @@ def _qk_norm(section: Section, family: Family) -> object:
     return norm
 
 
-def read_attention(section: Section, family: Family, kind: str) -> Attention:
-    """Softmax attention of the full, sliding or chunked layers."""
+def _sizes(section: Section, kind: str) -> tuple[int, int, int, int]:
+    """(heads, KV heads, head_dim, v_head_dim) of the layers of one kind."""
     num_heads, num_kv_heads = read_heads(section)
     head_dim = read_head_dim(section, num_heads)
+    v_head_dim = section.optional_integer("v_head_dim", maximum=MAX_WIDTH) or head_dim
+    if kind == "full":
+        section.ignore("num_sliding_attention_heads")
+    if kind == "sliding":  # MiMo-V2 and Step-3.5 give these layers sizes of their own
+        for name in ("swa_num_attention_heads", "num_sliding_attention_heads"):
+            num_heads = section.optional_integer(name, maximum=MAX_HEADS) or num_heads
+        nested = section.section("attention_other_setting")
+        if nested is not None:
+            nested.ignore("attention_type", "true_head_dim")
+            num_heads = nested.optional_integer("num_attention_heads") or num_heads
+            num_kv_heads = nested.optional_integer("num_key_value_heads") or num_kv_heads
+            head_dim = nested.optional_integer("head_dim") or head_dim
+            v_head_dim = head_dim
+        num_kv_heads = (
+            section.optional_integer("swa_num_key_value_heads", maximum=MAX_HEADS) or num_kv_heads
+        )
+        head_dim = section.optional_integer("swa_head_dim", maximum=MAX_WIDTH) or head_dim
+        v_head_dim = section.optional_integer("swa_v_head_dim", maximum=MAX_WIDTH) or v_head_dim
+        if num_heads % num_kv_heads:
+            raise section.error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
+    return num_heads, num_kv_heads, head_dim, v_head_dim
+
+
+def _has_sinks(section: Section, family: Family, kind: str) -> bool:
+    key = f"add_{'swa' if kind == 'sliding' else 'full'}_attention_sink_bias"
+    if section.knows(key):
+        return section.boolean(key, False, why="default: false")
+    return family.sinks
+
+
+def read_attention(section: Section, family: Family, kind: str) -> Attention:
+    """Softmax attention of the full, sliding or chunked layers."""
+    num_heads, num_kv_heads, head_dim, v_head_dim = _sizes(section, kind)
     k_eq_v = False
     if kind == "full" and section.knows("global_head_dim"):  # Gemma-4's global layers
         head_dim = section.optional_integer("global_head_dim", maximum=MAX_WIDTH) or head_dim
+        v_head_dim = head_dim
         k_eq_v = section.boolean("attention_k_eq_v", False)
         wide = section.optional_integer("num_global_key_value_heads", maximum=MAX_HEADS)
         num_kv_heads = wide if wide is not None and k_eq_v else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise section.error(
+                "num_global_key_value_heads", num_kv_heads, f"a divisor of {num_heads}"
+            )
     window = chunk = None
     if kind == "sliding":
-        window = section.integer("sliding_window", maximum=1 << 40)
+        window = section.integer("sliding_window")
     elif kind == "chunked":
         chunk = section.integer("attention_chunk_size")
     q_bias = fact(section, family.q_bias, "attention_bias", likely=False, widens="weights")
@@ -120,11 +186,14 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
     if gate is not None and family.output_gate_if is not None:
         gate = gate if section.boolean(family.output_gate_if, False) else None
     rotates = family.positions == "rope" and family.nope != "all"
+    interleaved = fact(
+        section, family.rope_interleaved, "rope_interleaved", likely=False, widens="flops"
+    )
     return Attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        v_head_dim=section.optional_integer("v_head_dim", maximum=MAX_WIDTH) or head_dim,
+        v_head_dim=v_head_dim,
         window=window,
         chunk=chunk,
         causal=family.kind != "encoder",
@@ -135,23 +204,44 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
         o_bias=q_bias
         if family.o_bias == family.q_bias
         else fact(section, family.o_bias, "o_bias", likely=False, widens="weights"),
-        qk_norm=_qk_norm(section, family),  # type: ignore[arg-type]
+        qk_norm=_qk_norm(section, family),
         v_norm=family.v_norm,
-        sinks=family.sinks,
-        soft_cap=section.optional_number("attn_logit_softcapping"),
+        sinks=_has_sinks(section, family, kind),
+        soft_cap=section.optional_number(family.soft_cap_key),
+        scale=_scale(section),
         output_gate=gate,
         k_eq_v=k_eq_v,
-        rope=read_rope(
-            section,
-            family,
-            head_dim,
-            kind,
-            interleaved=fact(
-                section, family.rope_interleaved, "rope_interleaved", likely=False, widens="flops"
-            ),
-        )
+        rope=read_rope(section, family, head_dim, kind, interleaved=interleaved)
         if rotates
         else None,
+        sparse_index=read_block_index(section) if kind == "indexed" else None,
+    )
+
+
+def _scale(section: Section) -> float | None:
+    """The factor on Q·K where the configuration gives one; None is 1/√head_dim."""
+    scalar = section.optional_number("query_pre_attn_scalar", minimum=1e-9)  # Gemma
+    if scalar is not None:
+        return float(scalar**-0.5)
+    return section.optional_number("attention_multiplier")  # Granite
+
+
+def read_block_index(section: Section) -> Indexer:
+    """MiniMax-M3's block indexer beside plain attention, nested or in transformers' flat keys."""
+    nested = section.section("sparse_attention_config")
+    if nested is None:
+        section.ignore("index_local_blocks")
+        return Indexer(
+            num_heads=section.integer("index_n_heads", maximum=MAX_HEADS),
+            head_dim=section.integer("index_head_dim", maximum=MAX_WIDTH),
+            topk=section.integer("index_topk_blocks"),
+            block=section.integer("index_block_size"),
+        )
+    return Indexer(
+        num_heads=nested.integer("sparse_num_index_heads", maximum=MAX_HEADS),
+        head_dim=nested.integer("sparse_index_dim", maximum=MAX_WIDTH),
+        topk=nested.integer("sparse_topk_blocks"),
+        block=nested.integer("sparse_block_size"),
     )
 
 
@@ -171,7 +261,7 @@ def read_indexer(section: Section) -> Indexer | None:
 def read_latent(section: Section, family: Family) -> LatentAttention:
     """MLA: DeepSeek-V2/V3, Kimi-K2, GLM-5, MiniCPM-3."""
     # What head_dim says is the rotary part or the whole, by release; nothing depends on it.
-    section.ignore("head_dim", "num_key_value_heads", "qk_head_dim")
+    section.ignore("head_dim", "qk_head_dim", "attn_type", *section.names("num_key_value_heads"))
     rope_dim = section.integer("qk_rope_head_dim", maximum=MAX_WIDTH)
     return LatentAttention(
         num_heads=section.integer("num_attention_heads", maximum=MAX_HEADS),
@@ -225,57 +315,3 @@ def read_compressed(section: Section, family: Family, ratio: int) -> CompressedA
 
 
 FINE_RATIO = 4  # the compressed-sparse layers; only these have an indexer
-
-
-def read_mamba2(section: Section, family: Family) -> Mamba:
-    """Mamba-2, in the spellings of Nemotron-H, Bamba, Falcon-H1, Granite-4, Mamba-2 itself."""
-    num_heads = section.integer("mamba_num_heads", maximum=MAX_HEADS)
-    head_dim = section.integer("mamba_head_dim", maximum=MAX_WIDTH)
-    section.ignore("expand", "mamba_expand", "time_step_rank", "mamba_hidden_act")
-    return Mamba(
-        version=2,
-        d_inner=num_heads * head_dim,
-        d_state=section.integer("ssm_state_size", maximum=MAX_WIDTH),
-        d_conv=section.integer("conv_kernel", maximum=1 << 10),
-        num_heads=num_heads,
-        head_dim=head_dim,
-        n_groups=section.integer("n_groups", maximum=MAX_HEADS),
-        conv_bias=section.boolean("use_conv_bias", True, why="default: true"),
-        proj_bias=section.boolean("mamba_proj_bias", False, why="default: false"),
-        inner_norm=True,
-        state_dtype=section.optional_text("mamba_ssm_cache_dtype"),
-        chunk_size=section.integer("chunk_size", 256, why="default: 256"),
-    )
-
-
-def read_delta_net(section: Section, family: Family) -> LinearAttention:
-    """Gated delta-net of Qwen3-Next and Qwen3.5."""
-    return LinearAttention(
-        kind="gated_delta_net",
-        num_k_heads=section.integer("linear_num_key_heads", maximum=MAX_HEADS),
-        num_v_heads=section.integer("linear_num_value_heads", maximum=MAX_HEADS),
-        k_head_dim=section.integer("linear_key_head_dim", maximum=MAX_WIDTH),
-        v_head_dim=section.integer("linear_value_head_dim", maximum=MAX_WIDTH),
-        d_conv=section.integer("linear_conv_kernel_dim", maximum=1 << 10),
-        state_dtype=section.optional_text("mamba_ssm_dtype"),
-    )
-
-
-def read_mixer(section: Section, family: Family, kind: str) -> Mixer:
-    """The mixer of the layers of one kind."""
-    if kind == "none":
-        return NoMixer()
-    if kind in ("full", "sliding", "chunked"):
-        if family.mixer == "latent" and kind == "full":
-            return read_latent(section, family)
-        return read_attention(section, family, kind)
-    if kind == "mamba":
-        return read_mamba2(section, family)
-    if kind == "linear" and family.linear == "gated_delta_net":
-        return read_delta_net(section, family)
-    raise UnsupportedModel(
-        f"layers of kind {kind!r} in the family {family.name}",
-        file=section.reading.file,
-        field=section.field("layer_types"),
-        expected="a kind of layer that is understood",
-    )

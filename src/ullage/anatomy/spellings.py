@@ -19,6 +19,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_key_value_heads": (
         "num_kv_heads",
         "n_head_kv",
+        "kv_n_heads",
+        "num_attention_groups",
         "multi_query_group_num",
         "num_query_groups",
         "n_kv_heads",
@@ -68,6 +70,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_routed_experts",
     ),
     "num_experts_per_tok": (
+        "num_experts_per_topk",
         "num_experts_per_token",
         "moe_k",
         "moe_topk",
@@ -84,10 +87,28 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "moe_shared_intermediate_size",
     ),
     "n_shared_experts": ("num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
-    "num_nextn_predict_layers": ("mtp_num_hidden_layers", "num_mtp_modules"),
+    "num_nextn_predict_layers": (
+        "mtp_num_hidden_layers",
+        "num_mtp_modules",
+        "num_mtp_layers",
+    ),
     "layer_types": ("layers_block_type",),
     "attention_output_gate": ("attn_output_gate",),
-    "rope_scaling": (),
+    "ssm_state_size": ("mamba_d_state", "state_size", "mamba_state_dim"),
+    "conv_kernel": ("mamba_d_conv", "conv1d_width", "conv_dimension"),
+    "mamba_num_heads": ("mamba_n_heads", "n_mamba_heads"),
+    "mamba_head_dim": ("mamba_d_head", "mamba_headdim"),
+    "mamba_expand": ("expand",),
+    "mamba_dt_rank": ("time_step_rank",),
+    "n_groups": ("mamba_n_groups", "mamba_ngroups"),
+    "chunk_size": ("mamba_chunk_size",),
+    "use_conv_bias": ("mamba_conv_bias",),
+    "multi_query": ("multi_query_attention",),
+    "sliding_window": ("attention_window_size", "window_size"),
+    "final_logit_softcapping": ("logits_soft_cap",),
+    "partial_rotary_factor": ("rotary_pct", "rope_pct"),
+    "rope_theta": ("rotary_emb_base", "rope_base"),
+    "type_vocab_size": (),
 }
 
 IRRELEVANT_ENDINGS = (
