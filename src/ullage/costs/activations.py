@@ -272,10 +272,10 @@ def _expert_width(experts: Experts, spec: ModelSpec, parallel: Parallel) -> floa
     one for gate-up and for the output, one for the activation, each top_k times.
     """
     inner = experts.latent or spec.hidden_size
-    width = experts.intermediate / (1 if parallel.expert else parallel.tensor)
+    cut = 1 if parallel.expert else parallel.tensor * parallel.data
+    width = experts.intermediate / cut
     first = max((2 if experts.gated else 1) * width, inner)
-    tokens = parallel.data if parallel.expert else 1
-    return tokens * experts.top_k * (first + max(width, inner))
+    return parallel.data * experts.top_k * (first + max(width, inner))
 
 
 def _latent_width(mixer: Mixer, ranks: int) -> float:

@@ -113,11 +113,10 @@ def expected_experts(num_experts: int, top_k: int, num_tokens: float) -> float:
 
 
 def _experts(e: Experts, hidden: int, step: Step, parallel: Parallel) -> Iterator[Operator]:
-    """Mixture of experts on one rank: every expert cut by tp, or whole experts spread over ranks.
+    """Mixture of experts on one rank: every expert cut, or whole experts spread, over all ranks.
 
-    With expert parallelism the ranks of all data-parallel replicas share the experts, and each
-    rank serves the tokens that all of them route to it: as many as its own replica sends out
-    divided by its tensor ranks.
+    The ranks of all data-parallel replicas share the experts either way (vLLM 0.32,
+    fused_moe/config.py), so a rank serves its share of what all replicas route.
     """
     n = step.num_tokens
     if not e.hash_routed:
@@ -126,16 +125,19 @@ def _experts(e: Experts, hidden: int, step: Step, parallel: Parallel) -> Iterato
     if e.latent:
         yield matmul("latent.down", n, hidden, e.latent, "feed_forward")
         yield matmul("latent.up", n, e.latent, hidden, "feed_forward")
-    ranks = parallel.tensor * parallel.data if parallel.expert else 1
-    width = e.intermediate if parallel.expert else -(-e.intermediate // parallel.tensor)
-    all_tokens = n * (parallel.data if parallel.expert else 1)
-    touched = expected_experts(e.num_experts, e.top_k, all_tokens) / ranks
-    routed = n * e.top_k / (parallel.tensor if parallel.expert else 1)
-    matrices = {
+    ranks = parallel.tensor * parallel.data
+    touched = expected_experts(e.num_experts, e.top_k, n * parallel.data)
+    routed = float(n * parallel.data * e.top_k)
+    width = e.intermediate
+    if parallel.expert:
+        touched, routed = touched / ranks, routed / ranks
+    else:
+        width = -(-e.intermediate // ranks)
+    shapes = {
         "experts.up": (inner, width * (2 if e.gated else 1)),
         "experts.down": (width, inner),
     }
-    for name, (rows, columns) in matrices.items():
+    for name, (rows, columns) in shapes.items():
         yield Operator(
             name,
             "experts",

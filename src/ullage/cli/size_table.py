@@ -1,0 +1,209 @@
+"""The table of `ullage size`: aligned columns, human units beside exact bytes, sources last.
+
+Holds formatting only; its input is the document of `planning.sizing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+
+LABELS = {
+    "parameters": "parameters",
+    "weights_bytes": "weights, heaviest rank",
+    "kv_bytes_per_token": "KV per token, one rank",
+    "state_bytes_per_sequence": "state per sequence, one rank",
+    "kv_cache_bytes": "KV cache, one rank",
+    "block_size": "block size",
+    "num_blocks": "blocks",
+    "kv_cache_tokens": "tokens in the KV cache",
+    "max_concurrency": "longest requests at once",
+    "max_model_len_that_fits": "longest request that fits",
+}
+UNITS = {
+    "block_size": "tokens",
+    "kv_cache_tokens": "tokens",
+    "max_model_len_that_fits": "tokens",
+}
+PARTS = {
+    "weights": "weights",
+    "kv_and_state": "KV and state",
+    "activations": "activations",
+    "engine_and_graphs": "engine and graphs",
+    "free": "free",
+}
+NOT_EVALUABLE = "not evaluable"
+
+
+def table_lines(document: Document) -> list[str]:
+    """The whole answer as lines of plain text."""
+    lines = [_headline(document), _verdict(document)]
+    lines += _section("memory of one rank", _ledger_rows(document))
+    lines += _section("figures", _figure_rows(document))
+    lines += _section("workload", _workload_rows(document))
+    lines += _section("ranges", _range_rows(document))
+    lines += _section("decisions", _decision_rows(document))
+    for title, texts in (
+        ("the engine would not start", document["refusals"]),
+        ("warnings", document["warnings"]),
+        ("not understood", [f"{u['field']}: {u['found']}" for u in document["unknowns"]]),
+        ("not read", document["unread"]),
+        ("not evaluable", [f"{k}: {v}" for k, v in document["not_evaluable"].items()]),
+    ):
+        lines += _section(title, [(text,) for text in texts])
+    return [_printable(line) for line in lines]
+
+
+def human_bytes(count: float) -> str:
+    """Three or four digits in binary units: `15.3 GiB`, `512 B`."""
+    size, unit = float(abs(count)), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    digits = 0 if unit == "B" else (2 if size < 10 else 1)
+    return f"{'-' if count < 0 else ''}{size:.{digits}f} {unit}"
+
+
+def _headline(document: Document) -> str:
+    gpu, parallel = document["gpu"], document["parallel"]
+    device = "no device named" if gpu is None else f"{gpu['count']} × {gpu['name']}"
+    sizes = " · ".join(
+        f"{name} {parallel[key]}"
+        for name, key in (
+            ("tp", "tensor_parallel_size"),
+            ("pp", "pipeline_parallel_size"),
+            ("dp", "data_parallel_size"),
+        )
+        if parallel[key] > 1
+    )
+    engine = f"{document['engine']} {document['engine_version']} on {document['platform']}"
+    return " · ".join(part for part in (document["model"], engine, device, sizes) if part)
+
+
+def _verdict(document: Document) -> str:
+    fits, deficit = document["fits"], document["deficit_bytes"]
+    if fits:
+        return "fits: yes"
+    if fits is False:
+        short = "" if not deficit else f", {_bytes_text(deficit)} short on one rank"
+        return f"fits: no{short}"
+    return f"fits: cannot be told ({document['not_evaluable'].get('fits', '')})"
+
+
+def _section(title: str, rows: Iterable[Sequence[str]]) -> list[str]:
+    body = _aligned(list(rows))
+    return ["", title, *body] if body else []
+
+
+def _aligned(rows: list[Sequence[str]]) -> list[str]:
+    """Rows in columns; numbers (second column on, except the last) to the right."""
+    if not rows:
+        return []
+    count = max(len(row) for row in rows)
+    widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(count)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell if i == len(row) - 1 else (cell.ljust if i == 0 else cell.rjust)(widths[i])
+            for i, cell in enumerate(row)
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
+def _ledger_rows(document: Document) -> list[Sequence[str]]:
+    ledger = document["ledger"]
+    if ledger is None:
+        return []
+    rows: list[Sequence[str]] = []
+    for part in ledger["parts"]:
+        low, high = part["min"], part["max"]
+        bounds = "" if low == high else f"{human_bytes(low)} to {human_bytes(high)}"
+        rows.append(
+            (
+                PARTS[part["name"]],
+                human_bytes(part["bytes"]),
+                f"{part['bytes']:,}",
+                bounds,
+                part["provenance"],
+            )
+        )
+    total = ledger["device_bytes"]
+    rows.append(("device", human_bytes(total), f"{total:,}", "", "the sum"))
+    return rows
+
+
+def _figure_rows(document: Document) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = []
+    for key, label in LABELS.items():
+        value = document[key]
+        source = document["provenance"][key]
+        if value is None:
+            rows.append((label, "", NOT_EVALUABLE, document["not_evaluable"].get(key, "")))
+            continue
+        is_bytes = "bytes" in key
+        human = _bytes_text(value) if is_bytes else ""
+        unit = "" if is_bytes else f" {UNITS[key]}" if key in UNITS else ""
+        rows.append((label, human, f"{_number_text(value)}{unit}", source))
+    return rows
+
+
+def _workload_rows(document: Document) -> list[Sequence[str]]:
+    workload = document["workload"]
+    if workload is None:
+        return []
+    asked = f"{workload['context']:,} tokens each"
+    if workload["concurrency"] is not None:
+        asked = f"{workload['concurrency']:,} requests of {asked}"
+    verdict = {True: "fits", False: "does not fit", None: "cannot be told"}[workload["fits"]]
+    rows: list[Sequence[str]] = [
+        ("asked", asked),
+        ("answer", verdict),
+        ("held at once", f"{_number_text(workload['holds'])}, limited by {workload['limit']}"),
+        ("one request", f"{human_bytes(workload['request_bytes'])} of KV on one rank"),
+    ]
+    if workload["short_bytes"]:
+        rows.append(("short", f"{_bytes_text(workload['short_bytes'])} of KV on one rank"))
+    if workload["replicas"] is not None:
+        rows.append(("replicas", f"{workload['replicas']:,} ({workload['devices']:,} devices)"))
+    return rows
+
+
+def _range_rows(document: Document) -> list[Sequence[str]]:
+    return [
+        (key, _number_text(bounds["min"]), f"to {_number_text(bounds['max'])}", bounds["reason"])
+        for key, bounds in document["ranges"].items()
+    ]
+
+
+def _decision_rows(document: Document) -> list[Sequence[str]]:
+    return [
+        (decision["name"], _value_text(decision["value"]), decision["source"])
+        for decision in document["decisions"]
+    ]
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "on", False: "off", None: "none"}[value]
+    return _number_text(value) if isinstance(value, int | float) else str(value)
+
+
+def _number_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{_number_text(value['min'])} to {_number_text(value['max'])}"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _bytes_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{human_bytes(value['min'])} to {human_bytes(value['max'])}"
+    return human_bytes(value)
+
+
+def _printable(line: str) -> str:
+    """Names come from files: nothing in them may steer a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)

@@ -1,0 +1,315 @@
+"""The answer of `ullage size` as plain data: figures, ranges, provenance, ledger, decisions.
+
+Holds `size_document`, which turns a Ledger into one JSON-ready mapping. No figure is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ullage.anatomy.open import Model
+from ullage.anatomy.spec import ModelSpec
+from ullage.anatomy.tensors import expected_tensors
+from ullage.costs.deployment import Deployment
+from ullage.costs.hardware import Gpus
+from ullage.costs.kv import kv_bytes_per_token, state_bytes_per_sequence
+from ullage.planning.ledger import KV_FIGURES, Case, Ledger, build_ledger
+from ullage.planning.parallel_sizes import spread
+from ullage.planning.vllm import allocate
+from ullage.planning.vllm_decisions import Decision
+from ullage.planning.workload import WorkloadAnswer, answer_workload
+
+SCHEMA = "ullage.size/1"
+WIDE = 0.05
+"""A range wider than this, against its lower end, is listed with its reason."""
+
+Number = int | float
+
+
+def size_document(
+    model: Model,
+    deployment: Deployment,
+    gpus: Gpus | None = None,
+    *,
+    name: str = "",
+    choose_sizes: bool = True,
+    context: int | None = None,
+    concurrency: int | None = None,
+) -> dict[str, object]:
+    """Everything that `ullage size` says of a model on a deployment.
+
+    Top-level figures are plain numbers, `{"min", "max"}` where the model itself is not wholly
+    understood, and null where something to evaluate them is missing (`not_evaluable` says what).
+    With `choose_sizes`, N devices and no sizes named become tensor-parallel ranks. Raises BadUsage
+    for what the engine refuses to hear of; not fitting is in the document.
+    """
+    anatomy = model.anatomy
+    chosen: list[Decision] = []
+    if choose_sizes and gpus is not None and gpus.count > 1:
+        deployment, words = spread(anatomy.high, deployment, gpus.count)
+        chosen.append(Decision("parallel_sizes", _sizes_in_words(deployment), words))
+    ledger = build_ledger(anatomy, deployment, gpus)
+    workload = None
+    if context is not None or concurrency is not None:
+        workload = answer_workload(ledger, context, concurrency)
+    figures = _figures(ledger)
+    ranges = _ranges(ledger, figures, anatomy.low is not anatomy.high)
+    return {
+        "schema": SCHEMA,
+        "model": name,
+        "family": anatomy.spec.family,
+        "engine": deployment.engine,
+        "engine_version": deployment.engine_version,
+        "platform": deployment.platform,
+        "gpu": _gpu_document(gpus),
+        "parallel": _parallel_document(deployment),
+        **{key: _top_level(pair, ledger) for key, pair in figures.items()},
+        "fits": ledger.fits,
+        "deficit_bytes": _deficit_document(ledger),
+        "ranges": ranges,
+        "provenance": _provenance(model, ledger, ranges),
+        "ledger": _ledger_document(ledger),
+        "workload": None if workload is None else _workload_document(workload),
+        "decisions": [
+            {"name": d.name, "value": d.value, "source": d.source}
+            for d in (*chosen, *_own_decisions(ledger), *ledger.decided.notes)
+        ],
+        "warnings": list(ledger.warnings),
+        "refusals": list(ledger.refusals),
+        "not_evaluable": _not_evaluable(ledger, figures),
+        "unknowns": [
+            {"field": u.field, "found": u.found, "widens": list(u.widens)}
+            for u in anatomy.spec.unknowns
+        ],
+        "unread": list(anatomy.unread),
+    }
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+Pair = tuple[Number | None, Number | None]
+"""A figure at the heaviest and at the lightest case; None where it cannot be evaluated."""
+
+
+def _figures(ledger: Ledger) -> dict[str, Pair]:
+    """Every top-level figure, in the order in which they are shown."""
+    parallel, decided = ledger.deployment.parallel, ledger.decided
+
+    def of_specs(figure: Callable[[ModelSpec], int]) -> Pair:
+        heavy = figure(ledger.heavy.spec)
+        same = ledger.light.spec is ledger.heavy.spec
+        return heavy, heavy if same else figure(ledger.light.spec)
+
+    def per_token(spec: ModelSpec) -> int:
+        return kv_bytes_per_token(spec, parallel, decided.kv_cache_dtype, decided.dtype)
+
+    def per_sequence(spec: ModelSpec) -> int:
+        return state_bytes_per_sequence(spec, parallel, decided.dtype)
+
+    figures: dict[str, Pair] = {
+        "parameters": of_specs(_parameters),
+        "weights_bytes": (ledger.heavy.weights.total, ledger.light.weights.total),
+        "kv_bytes_per_token": of_specs(per_token),
+        "state_bytes_per_sequence": of_specs(per_sequence),
+        "block_size": (_block_size(ledger.heavy, ledger), _block_size(ledger.light, ledger)),
+    }
+    for key in KV_FIGURES:
+        figures[key] = (_allocated(ledger.heavy, key), _allocated(ledger.light, key))
+    return figures
+
+
+def _parameters(spec: ModelSpec) -> int:
+    """Elements of every tensor, packed or not, multi-token prediction left out."""
+    return sum(t.num_elements for t in expected_tensors(spec) if t.stack != "mtp")
+
+
+def _allocated(case: Case, key: str) -> Number | None:
+    value: Number | None = None if case.allocation is None else getattr(case.allocation, key)
+    return value
+
+
+def _block_size(case: Case, ledger: Ledger) -> int:
+    if case.allocation is not None:
+        return case.allocation.block_size
+    hardware = None if ledger.gpus is None else ledger.gpus.hardware
+    return allocate(case.spec, ledger.deployment, 0, hardware=hardware).block_size
+
+
+def _top_level(pair: Pair, ledger: Ledger) -> Number | dict[str, Number] | None:
+    """The figure as planned; as a range where the model itself is not wholly understood."""
+    heavy, light = pair
+    if heavy is None or light is None or heavy == light:
+        return heavy
+    if ledger.heavy.spec is ledger.light.spec:
+        # The model is known and only the engine's own memory is modelled: the plan's figure,
+        # which is the cautious end. The other end is in `ranges`.
+        return heavy
+    return _bounds(heavy, light)
+
+
+def _bounds(one: Number, other: Number) -> dict[str, Number]:
+    return {"min": min(one, other), "max": max(one, other)}
+
+
+def _ranges(
+    ledger: Ledger, figures: Mapping[str, Pair], unknown: bool
+) -> dict[str, dict[str, Number | str | bool]]:
+    """Every figure that has two ends, with the reason."""
+    fields = ", ".join(dict.fromkeys(u.field for u in ledger.heavy.spec.unknowns))
+    modelled = "activations, runtime and graphs are modelled as a range (see ledger.terms)"
+    ranges: dict[str, dict[str, Number | str | bool]] = {}
+    for key, (heavy, light) in figures.items():
+        if heavy is None or light is None or heavy == light:
+            continue
+        reasons = [modelled] if key in KV_FIGURES and ledger.utilization is not None else []
+        if unknown:
+            reasons.append(f"not understood: {fields}")
+        bounds = _bounds(heavy, light)
+        wide = bounds["max"] > bounds["min"] * (1 + WIDE)
+        ranges[key] = {**bounds, "wide": wide, "reason": "; ".join(reasons)}
+    return ranges
+
+
+def _deficit_document(ledger: Ledger) -> int | dict[str, Number] | None:
+    deficit = ledger.deficit
+    if deficit is None or (ledger.fits is None and ledger.gpus is None):
+        return None
+    if deficit.exact:
+        return deficit.low
+    if ledger.fits is False and ledger.heavy.spec is ledger.light.spec:
+        return deficit.high
+    return _bounds(deficit.low, deficit.high)
+
+
+def _not_evaluable(ledger: Ledger, figures: Mapping[str, Pair]) -> dict[str, str]:
+    missing = dict(ledger.not_evaluable)
+    for key, (heavy, _) in figures.items():
+        if heavy is None and key not in missing:
+            missing[key] = "nothing is cached: the model keeps no KV and no state"
+    if ledger.fits is None and "fits" not in missing:
+        missing["fits"] = "the device lies between the two ends of what is modelled: see ranges"
+    if ledger.fits is False:
+        missing.pop("fits", None)
+    return missing
+
+
+# --- where it all comes from ---------------------------------------------------------------------
+
+
+def _provenance(
+    model: Model, ledger: Ledger, ranges: Mapping[str, Mapping[str, object]]
+) -> dict[str, str]:
+    decided, parallel = ledger.decided, ledger.deployment.parallel
+    allocation = ledger.heavy.allocation
+    basis = "not evaluated" if allocation is None else allocation.basis
+    rule = f"engine: {basis}" if basis.startswith("vllm") else f"{basis}: vLLM 0.32's rules"
+    if ledger.deployment.platform == "cuda":
+        rule = f"{rule} for CUDA, not confirmed on a GPU"
+    if ledger.deployment.kv_cache_memory_bytes is not None:
+        budget = "flag: --kv-cache-memory-bytes"
+    elif ledger.utilization is not None:
+        budget = f"modelled: {ledger.utilization:g} of the device less weights and engine"
+    else:
+        budget = "not evaluated"
+    rank = f"one rank of {parallel.tensor} × {parallel.pipeline}"
+    sources = {
+        "parameters": f"config: {_counted(model)}",
+        "weights_bytes": f"config: tensors of the heaviest rank, {rank}, in {decided.dtype}",
+        "kv_bytes_per_token": f"config: layers that grow, {rank}, KV in {decided.kv_cache_dtype}",
+        "state_bytes_per_sequence": f"config: recurrent and convolution states, {rank}",
+        "block_size": rule,
+        "kv_cache_bytes": f"{budget}; {rule}",
+        "num_blocks": f"{budget}; {rule}",
+        "kv_cache_tokens": f"{budget}; {rule}",
+        "max_concurrency": f"{budget}; {rule}",
+        "max_model_len_that_fits": f"{budget}; {rule}",
+        "fits": f"{budget}; one request of {decided.max_model_len:,} tokens",
+        "deficit_bytes": f"{budget}; one request of {decided.max_model_len:,} tokens",
+    }
+    for key, bounds in ranges.items():
+        low, high = bounds["min"], bounds["max"]
+        assert isinstance(low, int | float)
+        assert isinstance(high, int | float)
+        spread_by = f" +{(high / low - 1) * 100:.1f}%" if low else ""
+        sources[key] += f"; the cautious end, up to {high:,.6g}{spread_by}"
+    return sources
+
+
+def _counted(model: Model) -> str:
+    if model.checkpoint is None:
+        return "every tensor that it implies, multi-token prediction left out"
+    return f"every tensor that it implies; headers hold {len(model.checkpoint.tensors):,} tensors"
+
+
+def _own_decisions(ledger: Ledger) -> list[Decision]:
+    if ledger.utilization is None:
+        return []
+    flag = ledger.deployment.gpu_memory_utilization is not None
+    source = "flag --gpu-memory-utilization" if flag else "vLLM 0.32: config/cache.py"
+    return [Decision("gpu_memory_utilization", ledger.utilization, source)]
+
+
+# --- parts of the document -----------------------------------------------------------------------
+
+
+def _gpu_document(gpus: Gpus | None) -> dict[str, object] | None:
+    if gpus is None:
+        return None
+    return {
+        "name": gpus.hardware.name,
+        "count": gpus.count,
+        "memory_bytes": gpus.hardware.memory_bytes,
+        "source": gpus.hardware.source("memory_bytes"),
+    }
+
+
+def _parallel_document(deployment: Deployment) -> dict[str, object]:
+    parallel = deployment.parallel
+    return {
+        "tensor_parallel_size": parallel.tensor,
+        "pipeline_parallel_size": parallel.pipeline,
+        "data_parallel_size": parallel.data,
+        "enable_expert_parallel": parallel.expert,
+    }
+
+
+def _sizes_in_words(deployment: Deployment) -> str:
+    parallel = deployment.parallel
+    return f"tensor {parallel.tensor}, pipeline {parallel.pipeline}, data {parallel.data}"
+
+
+def _ledger_document(ledger: Ledger) -> dict[str, object] | None:
+    if ledger.device_bytes is None:
+        return None
+    return {
+        "device_bytes": ledger.device_bytes,
+        "parts": [
+            {
+                "name": part.name,
+                "bytes": part.num_bytes,
+                "min": part.bounds.low,
+                "max": part.bounds.high,
+                "provenance": part.source,
+            }
+            for part in ledger.parts
+        ],
+        "terms": [
+            {"name": t.name, "min": t.low, "max": t.high, "provenance": f"modelled: {t.source}"}
+            for t in ledger.heavy.claims.terms
+        ],
+    }
+
+
+def _workload_document(answer: WorkloadAnswer) -> dict[str, object]:
+    holds, short = answer.holds, answer.short_bytes
+    return {
+        "context": answer.context,
+        "concurrency": answer.concurrency,
+        "fits": answer.fits,
+        "holds": holds.low if holds.exact else _bounds(holds.low, holds.high),
+        "limit": answer.limit,
+        "replicas": answer.replicas,
+        "devices": answer.devices,
+        "request_bytes": answer.request_bytes,
+        "short_bytes": short.high if short.exact else _bounds(short.low, short.high),
+    }
