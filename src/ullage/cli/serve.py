@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         from ullage.engine.options import EngineOptions
         from ullage.serving.app import run_server
     except ImportError as error:
+        if (error.name or "ullage").startswith("ullage"):
+            raise  # our own mistake, not a missing extra
         raise BadUsage(
             f"{error.name} is not installed", expected="pip install 'ullage[engine]'"
         ) from error

@@ -23,8 +23,9 @@ from ullage.engine.request import FinishReason, Request, SamplingParams, State
 from ullage.engine.sampler import Choice, TokenLogprobs, choose
 from ullage.engine.scheduler import Limits, Plan, Scheduler
 from ullage.engine.support import require_supported
-from ullage.engine.tokenizer import TextStream, Tokenizer, gguf_tokenizer, load_tokenizer
-from ullage.engine.weights import GgufStore, Weights, open_store
+from ullage.engine.tokenizer import TextStream, Tokenizer
+from ullage.engine.tokenizer_loading import load_tokenizer
+from ullage.engine.weights import Weights
 from ullage.errors import BadInput
 
 
@@ -101,18 +102,13 @@ class Engine:
         from ullage.anatomy import load
 
         options = options or EngineOptions()
-        path = Path(model)
-        spec = load(path).anatomy.spec
+        found = load(model)
+        spec = found.anatomy.spec
         max_model_len = options.resolve_max_model_len(spec)
         require_supported(spec, max_model_len)
         kv_blocks(kv_shapes(spec), options, max_model_len)  # refuse before reading the weights
-        store = open_store(path)
-        if isinstance(store, GgufStore):
-            tokenizer = gguf_tokenizer(store)
-        else:
-            tokenizer = load_tokenizer(path if path.is_dir() else path.parent, spec.vocab_size)
-        weights = Weights(spec, store)
-        decoder = Decoder(spec, weights, LINEARS[options.quantization], max_model_len)
+        tokenizer = load_tokenizer(found)
+        decoder = Decoder(spec, Weights(found), LINEARS[options.quantization], max_model_len)
         return cls(decoder, tokenizer, options, max_model_len)
 
     @property

@@ -60,11 +60,7 @@ class Decoder:
         self.spec = spec
         self._eps = spec.norm.eps
         ropes = list(dict.fromkeys(attention_of(layer).rope for layer in spec.layers))
-        self._ropes = [
-            rope_tables(rope, max_model_len, weights.rope_divisors())
-            for rope in ropes
-            if rope is not None
-        ]
+        self._ropes = [rope_tables(rope, max_model_len) for rope in ropes if rope is not None]
         self._offset = 1.0 if spec.norm.unit_offset else 0.0
         self._embedding_VE = weights.tensor("embed", (spec.vocab_size, spec.hidden_size))
         self._layers = [

@@ -23,19 +23,13 @@ if TYPE_CHECKING:
     Frequencies = NDArray[np.float64]
 
 
-def rope_tables(
-    rope: Rope, num_positions: int, divisors: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(rope: Rope, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each float32 [num_positions, rotary_dim], halves repeated.
 
     Angles are formed in float64: at position 100,000 a float32 product is already wrong by
-    several thousandths of a radian. `divisors` [rotary_dim / 2] divide the frequencies; GGUF
-    files carry Llama 3's scaling that way. Raises UnsupportedModel for a scaling it does not know.
+    several thousandths of a radian. Raises UnsupportedModel for a scaling it does not know.
     """
-    frequencies_D = frequencies(rope)
-    if divisors is not None:
-        frequencies_D = _divided(rope, frequencies_D, divisors)
-    angles_ND = np.arange(num_positions, dtype=np.float64)[:, None] * frequencies_D[None, :]
+    angles_ND = np.arange(num_positions, dtype=np.float64)[:, None] * frequencies(rope)[None, :]
     angles_ND = np.concatenate([angles_ND, angles_ND], axis=1)
     return (
         torch.from_numpy(np.cos(angles_ND).astype(np.float32)),
@@ -70,19 +64,6 @@ def unsupported_rope(rope: Rope) -> UnsupportedModel | None:
             "interleaved rope pairs are not run by the embedded engine", field="rope_interleave"
         )
     return None
-
-
-def _divided(rope: Rope, frequencies_D: Frequencies, divisors: torch.Tensor) -> Frequencies:
-    if rope.scaling == "llama3":
-        return frequencies_D  # the divisors are this very scaling, written out
-    if rope.scaling != "default" or divisors.numel() != frequencies_D.size:
-        raise UnsupportedModel(
-            f"{divisors.numel()} rope divisors beside rope scaling {rope.scaling!r}",
-            field="rope_freqs.weight",
-            expected=f"{frequencies_D.size}, and no other scaling",
-        )
-    divided: Frequencies = frequencies_D / divisors.double().numpy()
-    return divided
 
 
 def rotate(x_TND: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
