@@ -18,7 +18,7 @@ from ullage.checkup.figures import Figure, figure, named, span
 from ullage.checkup.gather import Evidence
 from ullage.checkup.html.words import quantity
 from ullage.checkup.machine import Machine, Rate
-from ullage.checkup.memory import MachineReading, machine_ledger
+from ullage.checkup.memory import MachineReading, device_ledger, fits_table, machine_ledger
 from ullage.checkup.metrics import Series
 from ullage.checkup.run_part import peak_usage, run_part
 from ullage.checkup.summary import LoadSummary, summarise
@@ -44,7 +44,7 @@ def build_document(evidence: Evidence) -> dict[str, Any]:
         "machine": None if evidence.machine is None else machine_part(evidence.machine),
         "audit": audit_part(evidence),
         "ledgers": ledgers(evidence, gaps),
-        "fits": None,
+        "fits": fits_table(evidence.model.anatomy, evidence.options.deployment),
         "kv_growth": growth_part(evidence, gaps),
         "roofline": roofline_part(evidence, gaps),
         "run": None if seen is None or summary is None else run_part(seen, summary),
@@ -61,6 +61,7 @@ def build_document(evidence: Evidence) -> dict[str, Any]:
             seen is not None,
             summary,
             (run["num_preemptions"] or 0) if run else 0,
+            document["kv_growth"],
         ),
         "paragraph": paragraph(document, evidence.not_run),
     }
@@ -171,7 +172,7 @@ def _rate_row(name: str, rate: Rate, unit: str) -> dict[str, Any]:
 
 
 def ledgers(evidence: Evidence, gaps: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """The ledger of this machine with the embedded engine in it."""
+    """The ledger of this machine with the embedded engine in it, and of the device named."""
     out: list[dict[str, Any]] = []
     reading = machine_reading(evidence)
     ledger = None if reading is None else machine_ledger(reading)
@@ -181,6 +182,11 @@ def ledgers(evidence: Evidence, gaps: list[dict[str, str]]) -> list[dict[str, An
         gaps.append(
             _gap("memory ledger of this machine", "the readings do not add up or are absent")
         )
+    if evidence.ledger is not None:
+        device = device_ledger(evidence.ledger, evidence.ledger_choice)
+        out += [] if device is None else [device]
+    else:
+        gaps.append(_gap("memory ledger of a GPU", evidence.no_ledger))
     return out
 
 
@@ -256,6 +262,8 @@ def growth_part(evidence: Evidence, gaps: list[dict[str, str]]) -> dict[str, Any
         "bytes_per_token_measured": figure(
             measured, "bytes/token", "measured", f"{fit.bytes_source}; {resolution}".rstrip("; ")
         ),
+        # What sampling can resolve, and a token of slack: within it the price is called right.
+        "tolerance": 0.01 + (fit.resolution or 0.0),
         "measured": [list(pair) for pair in fit.seen],
         "predicted": [list(pair) for pair in fit.predicted],
     }

@@ -110,7 +110,7 @@ class _Output:
         for line in stream:
             at = line.find(URL_START)
             if at >= 0 and not self._ready.is_set():
-                self._url = line[at:].split()[0].rstrip("/.,")
+                self._url = line[at:].split()[0].rstrip("/.,:;")
                 self._ready.set()
             if line.strip():
                 self._tail = [*self._tail[-19:], line.strip()]

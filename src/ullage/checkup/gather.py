@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ullage.anatomy import Model, load
+from ullage.anatomy.tensors import expected_tensors
 from ullage.audit import audit, subject_of
 from ullage.checkup.comparison import Serving
 from ullage.checkup.embedded import EngineDidNotStart, embedded_engine, private_bytes
 from ullage.checkup.load import Target, served_model
 from ullage.checkup.machine import Machine, available_bytes, measure_machine
 from ullage.checkup.measure import Measurements, Plan, Progress, RunFailed, measure
+from ullage.checkup.memory import deployed
 from ullage.checkup.metrics import Series, look_once
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus, HardwareSpec, measured_machine
 from ullage.costs.kv import compute_dtype, kv_bytes_per_token
-from ullage.errors import Unreachable
+from ullage.costs.weights import weight_bytes
+from ullage.errors import BadUsage, Unreachable
 from ullage.findings.finding import Finding
+from ullage.planning.ledger import Ledger, build_ledger
 
 # The embedded engine computes and caches in float32 whatever the checkpoint is stored in.
 EMBEDDED_DTYPE = "float32"
@@ -78,6 +82,9 @@ class Evidence:
     machine: Machine | None
     engine: EngineFacts | None
     serving: Serving
+    ledger: Ledger | None
+    ledger_choice: str
+    no_ledger: str
     seen: Measurements | None
     not_run: str | None
     wall_s: float
@@ -92,7 +99,11 @@ def gather(options: Options, progress: Progress) -> Evidence:
     begin = time.perf_counter()
     progress("reading the model")
     model = load(options.model)
-    findings = audit(subject_of(model, options.deployment, gpus=options.gpus))
+    ledger, choice, no_ledger = _ledger(options, model)
+    subject = subject_of(
+        model, options.deployment, gpus=options.gpus, ledger=ledger, no_ledger=no_ledger
+    )
+    findings = audit(subject)
     machine, engine, seen, reason = None, None, None, None
     if options.on_this_machine:
         progress("measuring this machine")
@@ -108,10 +119,24 @@ def gather(options: Options, progress: Progress) -> Evidence:
         machine=machine,
         engine=engine,
         serving=_serving(options, model, machine),
+        ledger=ledger,
+        ledger_choice=choice,
+        no_ledger=no_ledger,
         seen=seen,
         not_run=reason,
         wall_s=time.perf_counter() - begin,
     )
+
+
+def _ledger(options: Options, model: Model) -> tuple[Ledger | None, str, str]:
+    """The ledger on the named device, how its ranks were chosen, or why there is none."""
+    if options.gpus is None:
+        return None, "", "no device is named: give --gpu NAME[:N]"
+    try:
+        deployment, choice = deployed(model.anatomy, options.deployment, options.gpus)
+        return build_ledger(model.anatomy, deployment, options.gpus), choice, ""
+    except BadUsage as error:
+        return None, "", str(error)
 
 
 def _run(options: Options, model: Model, progress: Progress) -> tuple[EngineFacts, Measurements]:
@@ -181,7 +206,10 @@ def _serving(options: Options, model: Model, machine: Machine | None) -> Serving
     hardware = None if options.gpus is None else options.gpus.hardware
     if options.server_is_here:
         hardware = this_machine(machine)
-    return Serving(dtype, dtype if kv == "auto" else kv, 2.0, hardware)
+    served = replace(model.anatomy.spec, dtype=dtype)
+    elements = sum(t.num_elements for t in expected_tensors(served) if t.stack != "mtp")
+    per_element = weight_bytes(served, options.deployment.parallel).total / max(1, elements)
+    return Serving(dtype, dtype if kv == "auto" else kv, per_element, hardware)
 
 
 def this_machine(machine: Machine | None) -> HardwareSpec | None:

@@ -91,7 +91,7 @@ def _figures(summary: LoadSummary, series: Series) -> list[dict[str, Any]]:
     ]
     if summary.requests_per_s is not None:
         rows.append(
-            named("requests answered", figure(summary.requests_per_s, "requests/s", CLIENT))
+            named("request throughput", figure(summary.requests_per_s, "requests/s", CLIENT))
         )
     counted = (
         "engine's own count"
@@ -103,16 +103,6 @@ def _figures(summary: LoadSummary, series: Series) -> list[dict[str, Any]]:
     if summary.output_tokens_per_s is not None:
         rate = figure(summary.output_tokens_per_s, "tokens/s", "measured", counted)
         rows.append(named("output throughput", rate))
-    for title, data in (
-        ("time to first token", summary.ttft),
-        ("time between tokens", summary.inter_token),
-        ("whole request", summary.end_to_end),
-    ):
-        if data is not None:
-            rows += [
-                named(f"{title}, {name}", figure(data.quantile(share), "s", CLIENT))
-                for name, share in QUANTILES
-            ]
     rows += [row for row in (peak_usage(series), preemptions(series)) if row is not None]
     return rows
 

@@ -18,21 +18,33 @@ from ullage.checkup.html.words import (
 from ullage.checkup.summary import LoadSummary
 
 State = Literal["sound", "attention", "fault", "incomplete"]
-# A prediction within this of what was measured is called right in the verdict.
-CLOSE_RATIO = 0.02
 
 
 def state_of(
-    severities: Mapping[str, int], ran: bool, summary: LoadSummary | None, num_preemptions: float
+    severities: Mapping[str, int],
+    ran: bool,
+    summary: LoadSummary | None,
+    num_preemptions: float,
+    growth: Mapping[str, Any] | None,
 ) -> State:
-    """The gravest that holds: an error or failed requests, no run, warnings or preemption."""
+    """The gravest that holds: an error or failed requests; no run; warnings, preemption or a KV
+    cache that does not grow as the spec says."""
     if severities.get("error") or (summary is not None and summary.num_failed):
         return "fault"
     if not ran:
         return "incomplete"
-    if severities.get("warning") or num_preemptions:
+    if severities.get("warning") or num_preemptions or not _grows_as_predicted(growth):
         return "attention"
     return "sound"
+
+
+def _grows_as_predicted(growth: Mapping[str, Any] | None) -> bool:
+    """Whether nothing contradicts the predicted price of a token."""
+    if growth is None or growth["bytes_per_token_measured"]["value"] is None:
+        return True
+    measured = growth["bytes_per_token_measured"]["value"]
+    difference = abs(measured / growth["bytes_per_token_predicted"]["value"] - 1)
+    return bool(difference <= growth["tolerance"])
 
 
 def paragraph(document: Mapping[str, Any], reason_not_run: str | None) -> str:
@@ -94,7 +106,7 @@ def _memory(document: Mapping[str, Any]) -> str:
     each = f"Every token of context takes {count(predicted)} bytes of KV cache"
     if measured is None:
         said = f"{each} by the model; the growth was too short to measure it"
-    elif abs(measured / predicted - 1) <= CLOSE_RATIO:
+    elif _grows_as_predicted(growth):
         said = f"{each}, as predicted"
     else:
         said = f"{each} by prediction but {count(measured)} as measured"

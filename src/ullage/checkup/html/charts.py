@@ -58,7 +58,8 @@ def kv_growth(
     if measured:
         middle = measured[len(measured) // 2]
         x, y = frame.at(*middle)
-        body.append(svg.text(x + 12, y + 24, "measured (dots)", kind="label measured"))
+        y = min(y + 26, frame.y.start - 8)
+        body.append(svg.text(x + 16, y, "measured (dots)", kind="label measured"))
     anchor = predicted[int(len(predicted) * 0.42)]
     x, y = frame.at(*anchor)
     body.append(
@@ -86,9 +87,9 @@ def roofline(
         x_ticks=svg.log_ticks(low, high),
         y_ticks=svg.log_ticks(bottom, top),
         x_text=lambda v: words.significant(v, 1),
-        y_text=_giga,
+        y_text=_rate_tick,
         x_title="FLOPs per byte read",
-        y_title="GFLOP/s",
+        y_title="FLOP/s",
     )
     roof = [(low, max(bottom, bandwidth * low)), (ridge, flops), (high, flops)]
     body.append(svg.path(frame.points(roof), "roof"))
@@ -166,7 +167,7 @@ def _quantile_marks(frame: Frame, quantiles: Sequence[tuple[str, float]]) -> lis
     """A thin line per quantile; the names stand above, moved apart where they would touch."""
     spots = [frame.x(value * 1e3) for _, value in quantiles]
     labels = [f"{name} {words.seconds(value)}" for name, value in quantiles]
-    wide = 6.4 * max(len(label) for label in labels) + 6
+    wide = 7.2 * max(len(label) for label in labels) + 8
     placed = svg.spread(spots, wide, frame.x.start + 2, frame.x.end - wide + 8)
     out: list[str] = []
     for spot, at, label in zip(spots, placed, labels, strict=True):
@@ -311,8 +312,9 @@ def _floor_log(value: float) -> int:
     return math.floor(math.log10(value))
 
 
-def _giga(value: float) -> str:
-    return words.significant(value / 1e9, 1)
+def _rate_tick(value: float) -> str:
+    """1e12 → 1 T: the axis title has the unit."""
+    return words.quantity(value, "FLOP/s").removesuffix("FLOP/s")
 
 
 def thinned(values: Sequence[Point], most: int = 400) -> list[Point]:

@@ -12,8 +12,8 @@ from typing import Any
 from ullage.checkup.html.words import escape, figure_text
 
 # A drawing's text keeps its size on every screen, so each is drawn twice and CSS shows one.
-WIDE, NARROW = 700.0, 344.0
-HALF = 338.0
+WIDE, NARROW = 762.0, 348.0
+HALF = 368.0
 
 
 @dataclass(frozen=True, slots=True)

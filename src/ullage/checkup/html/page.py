@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from ullage.checkup.html import run_sections, sections
-from ullage.checkup.html.words import escape, figure_text
+from ullage.checkup.html.words import escape, figure_text, value_and_unit
 
 SECTIONS = (
     sections.findings,
@@ -57,11 +57,7 @@ def _header(document: Mapping[str, Any]) -> str:
         f"{figure_text(model['max_positions'])} positions",
         f"stored as {model['stored_as']}",
     ]
-    keys = "".join(
-        f"<div><dt>{escape(item['name'])}</dt><dd>{escape(figure_text(item['figure']))}"
-        f"<small>{escape(item['figure'].get('source', ''))}</small></dd></div>"
-        for item in document["highlights"]
-    )
+    keys = "".join(_key_figure(item["name"], item["figure"]) for item in document["highlights"])
     return (
         f'<header><p class="kicker">ullage checkup</p><h1>{escape(model["name"])}</h1>'
         f'<p class="meta">{escape(" · ".join(facts))}</p>'
@@ -69,6 +65,14 @@ def _header(document: Mapping[str, Any]) -> str:
         f"<strong>{escape(STATES[verdict['state']])}</strong>"
         f"<p>{escape(verdict['paragraph'])}</p></div>"
         f'<dl class="keys">{keys}</dl></header>'
+    )
+
+
+def _key_figure(name: str, figure: Mapping[str, Any]) -> str:
+    number, unit = value_and_unit(figure)
+    return (
+        f"<div><dt>{escape(name)}</dt><dd>{escape(number)} <span>{escape(unit)}</span>"
+        f"<small>{escape(figure.get('source', ''))}</small></dd></div>"
     )
 
 

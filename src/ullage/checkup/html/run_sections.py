@@ -71,9 +71,11 @@ def run(document: Document) -> str:
     part = document["run"]
     if part is None:
         return ""
-    body = figures_table([(row["name"], row["figure"]) for row in part["figures"]])
+    body = _latencies(part["distributions"])
     body += _distributions(part)
     body += _over_time(part)
+    body += "<h3>Totals</h3>"
+    body += figures_table([(row["name"], row["figure"]) for row in part["figures"]])
     if part["errors"]:
         rows = [(f"{item['count']} ×", item["reason"]) for item in part["errors"]]
         body += f"<h3>Requests that failed</h3>{plain_list(rows)}"
@@ -81,6 +83,28 @@ def run(document: Document) -> str:
     body += figures_table([(row["name"], row["figure"]) for row in part["scaling"]["figures"]])
     body += f'<p class="note">{escape(part["scaling"]["sentence"])}</p>'
     return section("The run", part["captions"], body, name="run")
+
+
+def _latencies(distributions: Mapping[str, Any]) -> str:
+    """One line per kind of time, one column per quantile."""
+    names = {
+        "ttft": "time to first token",
+        "inter_token": "time between tokens",
+        "end_to_end": "whole request",
+    }
+    rows = [
+        [
+            words(name),
+            value(say.count(len(data["values"]))),
+            *(value(figure_text(data[field])) for _, field in QUANTILES),
+            value(figure_text(data["mean"])),
+        ]
+        for key, name in names.items()
+        if (data := distributions[key]) is not None
+    ]
+    head = [words("measured at the client"), value("count")]
+    head += [value(name) for name, _ in QUANTILES] + [value("mean")]
+    return table(head, rows)
 
 
 def _distributions(part: Mapping[str, Any]) -> str:

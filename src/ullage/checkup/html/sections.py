@@ -83,7 +83,8 @@ def ledger(document: Document) -> str:
         rows = part["rows"]
         captions.append(part["caption"])
         body += f"<h3>{escape(part['device'])}</h3>"
-        body += drawing(lambda width, rows=rows: charts.ledger_bar(rows, width))  # type: ignore[misc]
+        if all(row["bytes"] >= 0 for row in rows):
+            body += drawing(lambda width, rows=rows: charts.ledger_bar(rows, width))  # type: ignore[misc]
         body += table(
             [words("part"), value("bytes"), value(""), value("share"), words("source")],
             [
