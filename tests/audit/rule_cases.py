@@ -147,11 +147,48 @@ def sharded(*, listed: dict[str, str] | None = None, total: int | None = None, k
     return build
 
 
+def without_layer(tensors: Tensors, layer: int) -> None:
+    for name in [name for name in tensors if f"layers.{layer}." in name]:
+        del tensors[name]
+
+
 def two_checkpoints(place: Path, config: Config) -> Path:
     write_whole(place, config)
     write_safetensors(place / "consolidated.safetensors", {"output.weight": ("BF16", (8, 8))})
     return place
 
+
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+              "weight_block_size": [128, 128]}  # fmt: skip
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
+         "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+         "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+             "num_bits": 4, "type": "float", "group_size": 16, "dynamic": False}}}}  # fmt: skip
+
+
+def with_side(**quantization: object) -> Callable[[Path, Config], Path]:
+    def build(place: Path, config: Config) -> Path:
+        return write_directory(place, config, side={"quantization": quantization})
+
+    return build
+
+
+def narrow(name: str, dtype: str = "F8_E4M3") -> Callable[[Tensors], None]:
+    """Store one tensor in another format."""
+
+    def alter(tensors: Tensors) -> None:
+        tensors[name] = (dtype, tensors[name][1])
+
+    return alter
+
+
+def store(name: str, *shape: int) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.update({name: ("BF16", shape)})
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
 
 CASES: dict[str, Case] = {
     "A001": Case((Fires(LLAMA, put(head_dim=96), says="factor of"),)),
@@ -332,6 +369,75 @@ CASES: dict[str, Case] = {
         deployment=run(2),
         gpu="H100-SXM:2",
     ),
+    "A081": Case(
+        (
+            Fires(("Qwen--Qwen3-235B-A22B-FP8",), None, run(8), severity="warning", says="of 64"),
+            Fires(("Qwen--Qwen3-32B-FP8",), None, run(16), says="1600"),
+            Fires(LLAMA, put(quantization_config=FP8_BLOCKS), run(64), severity="error"),
+            Fires(("qwen3-moe",), put(quantization_config=FP8_BLOCKS), run(2),
+                  severity="warning", says="64"),
+        ),
+        deployment=run(2),
+    ),
+    "A082": Case(
+        (
+            Fires(LLAMA, put(quantization_config=AWQ), run(64), says="group of 128"),
+            Fires(("nvidia--Gemma-4-26B-A4B-NVFP4",), None, run(8), says="88"),
+        ),
+        deployment=run(2),
+    ),
+    "A083": Case(
+        (Fires(LLAMA, put(quantization_config=GPTQ, intermediate_size=11_008), run(8)),),
+        deployment=run(2),
+    ),
+    "A084": Case(
+        (
+            Fires(LLAMA, put(quantization_config={"quant_method": "bitsandbytes",
+                                                  "load_in_4bit": True}), says="no loader"),
+            Fires(LLAMA, put(quantization_config={"quant_method": "fbgemm_fp8"}),
+                  says="deprecated"),
+        )
+    ),
+    "A085": Case(
+        (
+            Fires(("llama", "nvidia--GLM-5.2-NVFP4"), put(quantization_config=NVFP4),
+                  build=with_side(quant_algo="FP8", kv_cache_quant_algo="FP8"), says="quant_algo"),
+            Fires(("llama", "nvidia--GLM-5.2-NVFP4"), put(quantization_config=NVFP4),
+                  build=with_side(quant_algo="NVFP4", kv_cache_quant_algo="NVFP4", group_size=16),
+                  says="KV cache"),
+        )
+    ),
+    "A086": Case(
+        (
+            Fires(("nvidia--Llama-3.1-70B-Instruct-FP8", "nvidia--Qwen3.6-27B-NVFP4"), None,
+                  run(kv_cache_dtype="bfloat16")),
+            Fires(("llama",), put(quantization_config=NVFP4), run(kv_cache_dtype="bfloat16")),
+        ),
+        deployment=run(kv_cache_dtype="fp8"),
+    ),
+    "A087": Case(
+        (Fires(("llama", "qwen3"), None, run(kv_cache_dtype="fp8"), build=whole()),),
+        pool="whole",
+    ),
+    "A088": Case(
+        (
+            Fires(LLAMA, None, run(kv_cache_dtype="fp8_e4m3fn")),
+            Fires(LLAMA, None, run(platform="cpu", kv_cache_dtype="nvfp4"), severity="warning"),
+        ),
+        deployment=run(kv_cache_dtype="fp8"),
+    ),
+    "A089": Case(
+        (
+            Fires(("Qwen--Qwen3-32B-FP8",), gpu="A100-80", says="fp8"),
+            Fires(("nvidia--DeepSeek-V3.1-NVFP4",), gpu="H100-SXM", says="fp4"),
+            Fires(("llama",), put(quantization_config=FP8_BLOCKS), gpu="A100-80"),
+        ),
+        gpu="B200",
+    ),
+    "A090": Case(
+        (Fires(("llama",), put(quantization_config=FP8_BLOCKS), build=whole()),), pool="whole"
+    ),
+    "A091": Case((Fires(("llama",), build=whole(narrow(UP))),), pool="whole"),
     "A101": Case(
         (
             Fires(LLAMA, top(eos_token_id=1_000_000)),
@@ -408,6 +514,52 @@ CASES: dict[str, Case] = {
                 severity="warning"),
         ),
         pool="whole",
+    ),
+    "A131": Case(
+        (
+            Fires(("llama", "qwen3"), build=whole(without("layers.1.mlp.up_proj.weight")),
+                  says="up_proj"),
+            Fires(("qwen3-moe",), build=whole(without("experts.7.up_proj.weight")), says="2 tens"),
+        ),
+        pool="whole",
+    ),
+    "A132": Case(
+        (Fires(("llama",), build=whole(store("model.layers.1.mlp.up_proj.lora_A.weight", 8, 256)),
+               says="lora_A"),),
+        pool="whole",
+    ),
+    "A133": Case((Fires(("llama", "qwen3"), build=whole(store(UP, 500, 256)),
+                        says="[500, 256]"),), pool="whole"),
+    "A134": Case((Fires(("llama",), build=whole(narrow(UP))),), pool="whole"),
+    "A135": Case(
+        (Fires(("deepseek-v3",), put(num_nextn_predict_layers=1),
+               build=whole(lambda t: without_layer(t, 2))),),
+        pool="whole",
+    ),
+    "A141": Case(
+        (
+            Fires(("meta-llama--Meta-Llama-3.1-405B",), None, run(8), gpu="H100-SXM:8"),
+            Fires(("llama",), put(intermediate_size=1 << 24, num_hidden_layers=8), gpu="H100-SXM"),
+        ),
+        gpu="H200",
+    ),
+    "A142": Case(
+        (
+            Fires(("meta-llama--Meta-Llama-3.1-8B",), gpu="RTX-4090", says="does not fit"),
+            Fires(("llama",), None, run(kv_cache_memory_bytes=1 << 20)),
+            Fires(("meta-llama--Meta-Llama-3.1-405B",), None, run(8), gpu="H100-SXM:8",
+                  says="refuses"),
+        ),
+        deployment=run(max_model_len=2048),
+        gpu="H200",
+    ),
+    "A143": Case(
+        (
+            Fires(("meta-llama--Meta-Llama-3.1-8B",), None, run(max_num_seqs=1024), gpu="L40S"),
+            Fires(("llama",), None, run(kv_cache_memory_bytes=1 << 26, max_num_seqs=256)),
+        ),
+        deployment=run(max_num_seqs=4, max_model_len=512),
+        gpu="H200",
     ),
     "A127": Case(
         (

@@ -21,7 +21,7 @@ from audit_pool import (
 from rule_cases import CASES, Case, Fires
 
 from ullage.anatomy import load
-from ullage.audit import RULES, find_rule, judge, subject_of
+from ullage.audit import RULES, find_rule, judge, prepare
 from ullage.audit.subject import Subject
 from ullage.costs.hardware import parse_gpus
 
@@ -45,7 +45,7 @@ def test_the_mutation_fires(rule_id: str, fires: Fires, name: str, tmp_path: Pat
     model = load(fires.write(tmp_path / name, name))
     gpus = parse_gpus(fires.gpu) if fires.gpu else None
     rule = find_rule(rule_id)
-    finding = judge(rule, subject_of(model, fires.deployment, gpus=gpus))
+    finding = judge(rule, prepare(model, fires.deployment, gpus)[0])
     assert finding.state == "fired", finding
     assert finding.severity.name == (fires.severity or rule.severity.name)
     assert fires.says in finding.cause
@@ -75,7 +75,7 @@ def _pool(case: Case, root: Path) -> list[tuple[str, Subject]]:
         places = (_dressed if case.pool == "dressed" else _whole)(root / case.pool)
         models = [(place.name, _load(place)) for place in places]
     return [
-        (name, subject_of(model, case.deployment, gpus=gpus))
+        (name, prepare(model, case.deployment, gpus)[0])
         for name, model in models
         if name not in case.leave_out
     ]

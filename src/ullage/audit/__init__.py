@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ullage.audit.prepare import prepare
 from ullage.audit.rule import Rule, judge
 from ullage.audit.rules import RULES, choose, find_rule
 from ullage.audit.subject import Subject, subject_of
 from ullage.findings.finding import Finding
 
-__all__ = ["RULES", "Rule", "Subject", "audit", "choose", "find_rule", "judge", "subject_of"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "Subject",
+    "audit",
+    "choose",
+    "find_rule",
+    "judge",
+    "prepare",
+    "subject_of",
+]
 
 
 def audit(subject: Subject, rules: Iterable[Rule] = RULES) -> tuple[Finding, ...]:

@@ -13,9 +13,13 @@ from ullage.audit import (
     attention,
     checkpoint,
     feed_forward,
+    fit,
     parallel_rules,
     positions,
+    quantization,
+    quantized_cuts,
     rope_keys,
+    tensors,
     tokenizer,
 )
 from ullage.audit.rule import Rule
@@ -31,6 +35,10 @@ RULES: tuple[Rule, ...] = tuple(
             *parallel_rules.RULES,
             *tokenizer.RULES,
             *checkpoint.RULES,
+            *tensors.RULES,
+            *fit.RULES,
+            *quantization.RULES,
+            *quantized_cuts.RULES,
         ),
         key=lambda rule: rule.id,
     )

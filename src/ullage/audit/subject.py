@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ullage.anatomy import Model
+from ullage.anatomy.compare import Comparison, compare
 from ullage.anatomy.spec import (
     Anatomy,
     Attention,
@@ -52,6 +53,7 @@ class Subject:
 
     `text` is the part of `config` that describes the language model and `prefix` its dotted place.
     `mixers` and `feed_forwards` pair each distinct part with the layers that have it.
+    `comparison` sets the headers against the spec, None without headers.
     `brackets` are the same subject with the specs that bracket what is not understood, empty when
     everything is: a verdict only stands when it holds for them too.
     `gpus` None: no hardware was named. `ledger` None: none could be made; `no_ledger` says why.
@@ -66,6 +68,7 @@ class Subject:
     prefix: str
     mixers: tuple[tuple[Mixer, Layers], ...]
     feed_forwards: tuple[tuple[FeedForward | Dense, Layers], ...]
+    comparison: Comparison | None = None
     brackets: tuple[Subject, ...] = ()
 
     @property
@@ -180,14 +183,17 @@ def subject_of(
     no_ledger: str = "",
 ) -> Subject:
     """The Subject of one model on one deployment."""
-    anatomy = model.anatomy
+    anatomy, checkpoint = model.anatomy, model.checkpoint
+    comparison = None
+    if checkpoint is not None and checkpoint.has_headers:
+        comparison = compare(anatomy.spec, checkpoint)
     brackets = tuple(
         _with_spec(replace(model, anatomy=Anatomy(spec, spec, spec, anatomy.sources)), deployment,
-                   gpus, ledger, no_ledger)
+                   gpus, ledger, no_ledger, comparison)
         for spec in (anatomy.low, anatomy.high)
         if spec is not anatomy.spec
     )  # fmt: skip
-    subject = _with_spec(model, deployment, gpus, ledger, no_ledger)
+    subject = _with_spec(model, deployment, gpus, ledger, no_ledger, comparison)
     return replace(subject, brackets=brackets) if brackets else subject
 
 
@@ -197,6 +203,7 @@ def _with_spec(
     gpus: Gpus | None,
     ledger: Ledger | None,
     no_ledger: str,
+    comparison: Comparison | None,
 ) -> Subject:
     text, prefix = _text_part(model.files.config or {})
     mixers: dict[Mixer, list[int]] = {}
@@ -216,6 +223,7 @@ def _with_spec(
         prefix,
         tuple((mixer, tuple(layers)) for mixer, layers in mixers.items()),
         tuple((part, tuple(layers)) for part, layers in feed_forwards.items()),
+        comparison,
     )
 
 

@@ -100,6 +100,9 @@ QUANTIZATION_METHODS = frozenset(
 FLOAT16_REFUSED = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 """vllm/config/model.py, _FLOAT16_NOT_SUPPORTED_MODELS (by model_type)."""
 
+DEPRECATED_QUANTIZATION_METHODS = frozenset({"fbgemm_fp8", "fp_quant"})
+"""Refused without --allow-deprecated-quantization (same file)."""
+
 VOCABULARY_PADDING = 64
 """vllm/model_executor/layers/vocab_parallel_embedding.py, DEFAULT_VOCAB_PADDING_SIZE."""
 

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from ullage.anatomy import Model, load
-from ullage.audit import audit, choose, subject_of
+from ullage.audit import audit, choose, prepare
 from ullage.audit.subject import Subject
 from ullage.cli.flags import (
     add_deployment_arguments,
     add_model_argument,
     deployment_from,
     gpus_from,
+    sizes_given,
 )
 from ullage.findings.finding import Finding, Severity, worst
 from ullage.findings.json import counts_document, finding_document
@@ -52,21 +53,26 @@ def run(args: argparse.Namespace) -> int:
     rules = choose(_ids(args.select), _ids(args.ignore))
     deployment, gpus = deployment_from(args), gpus_from(args)
     model = load(args.model)
-    subject = subject_of(model, deployment, gpus=gpus)
+    subject, choice = prepare(model, deployment, gpus, choose_sizes=not sizes_given(args))
     findings = audit(subject, rules)
     if args.output == "json":
-        json.dump(document(args.model, subject, findings), sys.stdout, allow_nan=False)
+        json.dump(document(args.model, subject, findings, choice), sys.stdout, allow_nan=False)
         print()
     else:
-        _print_table(model, findings, verbose=args.verbose)
+        _print_table(model, findings, choice, verbose=args.verbose)
     gravest = worst(findings)
     if args.fail_on == "never" or gravest is None:
         return 0
     return int(gravest >= Severity[args.fail_on])
 
 
-def document(name: str, subject: Subject, findings: Sequence[Finding]) -> dict[str, object]:
-    """The JSON document of one audit, schema `ullage.audit/1`."""
+def document(
+    name: str, subject: Subject, findings: Sequence[Finding], choice: str = ""
+) -> dict[str, object]:
+    """The JSON document of one audit, schema `ullage.audit/1`.
+
+    `choice` says how parallel sizes were chosen that the user did not give.
+    """
     anatomy = subject.model.anatomy
     deployment, parallel = subject.deployment, subject.deployment.parallel
     return {
@@ -83,6 +89,7 @@ def document(name: str, subject: Subject, findings: Sequence[Finding]) -> dict[s
             "data_parallel_size": parallel.data,
             "enable_expert_parallel": parallel.expert,
         },
+        "decisions": [choice] if choice else [],
         "findings": [finding_document(finding) for finding in findings],
         "counts": counts_document(findings),
         "unknowns": [
@@ -97,7 +104,7 @@ def _ids(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.replace(" ", ",").split(",") if part)
 
 
-def _print_table(model: Model, findings: Sequence[Finding], *, verbose: bool) -> None:
+def _print_table(model: Model, findings: Sequence[Finding], choice: str, *, verbose: bool) -> None:
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else 100
     notes = [
@@ -106,6 +113,10 @@ def _print_table(model: Model, findings: Sequence[Finding], *, verbose: bool) ->
     ]
     if model.anatomy.unread:
         notes.append((f"Keys that nothing read: {', '.join(model.anatomy.unread)}", "dim"))
+    if choice:
+        notes.append((f"Chosen: {choice}", "dim"))
+    if notes:
+        notes.append(("", "plain"))
     rows = [*notes, *lines(findings, width=min(width, 120), verbose=verbose)]
     if not on_terminal:
         sys.stdout.write("".join(f"{text}\n" for text, _ in rows))

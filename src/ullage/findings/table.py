@@ -33,13 +33,8 @@ def lines(
         yield from ((text, "dim") for text in _evidence(finding.evidence, width))
         yield "", "plain"
     if open_ones:
-        yield f"Not evaluated ({len(open_ones)}), for want of:", "plain"
-        for finding in open_ones:
-            head = f"{INDENT}{finding.id}  {finding.title}: "
-            for text in wrap(
-                head + "; ".join(finding.missing), width, subsequent_indent=INDENT * 4
-            ):
-                yield text, "dim"
+        yield f"Not evaluated ({len(open_ones)}):", "plain"
+        yield from ((text, "dim") for text in _for_want_of(open_ones, width))
         yield "", "plain"
     if verbose and clear:
         yield f"Clear ({len(clear)}):", "plain"
@@ -75,6 +70,21 @@ def _paragraph(text: str, width: int, mark: str = "") -> list[str]:
         subsequent_indent=INDENT * 2 + " " * len(mark),
         break_on_hyphens=False,
     )
+
+
+def _for_want_of(findings: Sequence[Finding], width: int) -> Iterator[str]:
+    """What was missing, each with the rules that it kept from being evaluated."""
+    by_missing: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        by_missing.setdefault(finding.missing, []).append(finding)
+    for missing, kept in by_missing.items():
+        rules = ", ".join(f"{finding.id} {finding.title}" for finding in kept)
+        yield from wrap(
+            f"{INDENT}for want of {'; '.join(missing)}: {rules}",
+            width,
+            subsequent_indent=INDENT * 3,
+            break_on_hyphens=False,
+        )
 
 
 def _evidence(evidence: Sequence[Evidence], width: int) -> Iterator[str]:
