@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ullage.anatomy.defaults import ClassDefaults, class_defaults
-from ullage.anatomy.families import family_of
+from ullage.anatomy.encoder_decoder import read_stacks
+from ullage.anatomy.families import UNSUPPORTED, family_of
 from ullage.anatomy.family import Family
 from ullage.anatomy.keys import Mode, Reading, Section, show
 from ullage.anatomy.layers import read_layers, read_mtp
 from ullage.anatomy.mixers import MAX_WIDTH, fact
 from ullage.anatomy.positions import read_positions
 from ullage.anatomy.quantization import doubt_of, read_quantization
-from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization, Tower
+from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization
+from ullage.anatomy.towers import read_towers
+from ullage.errors import UnsupportedModel
 
 # Where configurations of several modalities keep their language model.
 TEXT_KEYS = (
@@ -136,7 +139,13 @@ def _find_text(config: Mapping[str, object], reading: Reading) -> _Found:
         if inner_architecture and family_of(model_type, "").name == "generic":
             architecture = inner_architecture
     family = family_of(model_type, architecture)
-    known = class_defaults(model_type) or class_defaults(family.base or family.name)
+    known = (
+        class_defaults(model_type)
+        or class_defaults(family.base or "")
+        or class_defaults(family.name)
+    )
+    if known is not None and "text_config" in known.nested:
+        known = class_defaults(known.nested["text_config"]) or known
     text = _section(values, reading, path, known)
     if family.extra:
         text.defaults = {**family.extra, **text.defaults}
@@ -153,11 +162,29 @@ def _read(
     reading = Reading(file, mode)
     found = _find_text(config, reading)
     text, family = found.text, found.family
-    if family.name == "generic":
-        reading.unknown("model_type", f"{show(found.model_type)} is not a known family", "weights")
+    if found.model_type in UNSUPPORTED and family.name == "generic":
+        raise UnsupportedModel(
+            f"{show(found.model_type)} has {UNSUPPORTED[found.model_type]}",
+            file=file,
+            field=text.field("model_type"),
+            expected="a kind of model that can be priced",
+        )
+    for name in family.flatten:
+        text.flatten(name)
+    text.ignore(*family.ignored)
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
-    max_positions = text.integer("max_position_embeddings", 2048, why="default: 2048")
-    layers, dense, experts = read_layers(text, family)
+    embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
+    stacks = read_stacks(text, family) if family.kind == "encoder-decoder" else None
+    if stacks is None:
+        max_positions = text.integer("max_position_embeddings", 2048, why="default: 2048")
+        layers, dense, experts = read_layers(text, family)
+        mtp = read_mtp(text, family, layers, dense, experts)
+        positions = read_positions(text, family, max_positions)
+    else:
+        layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
+        positions = stacks.decoder_positions
+    if family.name == "generic":
+        _refuse_hints(text)
     spec = ModelSpec(
         model_type=found.model_type,
         architecture=found.architecture,
@@ -168,19 +195,25 @@ def _read(
         max_positions=max_positions,
         layers=layers,
         norm=_norm(text, family),
-        positions=read_positions(text, family, max_positions),
+        positions=positions,
         tie_embeddings=_tied(found),
         dtype=_dtype(found),
-        mtp_layers=read_mtp(text, family, layers, dense, experts),
+        embedding_size=None if embedding == hidden_size else embedding,
+        encoder_layers=stacks.encoder if stacks else (),
+        encoder_positions=stacks.encoder_positions if stacks else None,
+        mtp_layers=mtp,
+        token_types=_token_types(text, family),
         final_norm=family.final_norm,
         embedding_norm=family.embedding_norm,
-        embedding_scale=hidden_size**0.5 if family.embedding_scale == "sqrt" else 1.0,
+        embedding_scale=_embedding_scale(text, family, hidden_size),
+        lm_head=_has_lm_head(found),
         lm_head_bias=fact(
             text, family.lm_head_bias, "lm_head_bias", likely=False, widens="weights"
         ),
         logit_soft_cap=text.optional_number("final_logit_softcapping"),
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
-        towers=_towers(found),
+        per_layer_input=_per_layer_input(text),
+        towers=read_towers(found.around, text, hidden_size),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
     )
@@ -188,11 +221,93 @@ def _read(
     return spec, reading, tuple(unread)
 
 
+# Words in keys that speak of a cache or a state; an unknown family that has one of them unread
+# cannot be priced, since nothing bounds what it keeps per token.
+_HINTS = (
+    "ssm",
+    "mamba",
+    "conv",
+    "linear_",
+    "state",
+    "recurren",
+    "lora_rank",
+    "compress",
+    "retention",
+    "memory",
+)
+
+
+def _refuse_hints(text: Section) -> None:
+    for key in text.unread():
+        name = key.rpartition(".")[2]
+        value = text.values.get(name)
+        if value and any(hint in name.lower() for hint in _HINTS):
+            raise UnsupportedModel(
+                f"{show(value)} in a configuration of an unknown kind",
+                file=text.reading.file,
+                field=key,
+                expected="a kind of model whose cache is understood",
+            )
+
+
+def _token_types(text: Section, family: Family) -> int:
+    if not family.token_types:
+        return 0
+    return text.integer("type_vocab_size", 2, why="default: 2", minimum=0, maximum=1 << 16)
+
+
+def _embedding_scale(text: Section, family: Family, hidden_size: int) -> float:
+    if family.embedding_scale == "sqrt":
+        return float(hidden_size**0.5)
+    if family.embedding_scale == "mup":  # AFMoE
+        return float(hidden_size**0.5) if text.boolean("mup_enabled", False) else 1.0
+    if family.embedding_scale == "key":  # Granite, MiniCPM
+        for key in ("embedding_multiplier", "scale_emb"):
+            if text.has(key):
+                return text.number(key, minimum=-1e9, maximum=1e9)
+    return 1.0
+
+
+def _per_layer_input(text: Section) -> tuple[int, int] | None:
+    """Gemma-3n and -4: a second embedding table, one slice of it per layer."""
+    width = text.optional_integer("hidden_size_per_layer_input", minimum=0, maximum=MAX_WIDTH)
+    if not width:
+        text.ignore("vocab_size_per_layer_input")
+        return None
+    return text.integer("vocab_size_per_layer_input", maximum=MAX_VOCAB), width
+
+
+_NO_HEAD = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "EncoderModel")
+
+
+def _has_lm_head(found: _Found) -> bool:
+    """Whether the checkpoint's class has an output head; a bare …Model has none."""
+    name, family = found.architecture, found.family
+    if name.endswith(_NO_HEAD):
+        return False
+    if family.masked_lm:
+        if not name:
+            return found.text.reading.decide(
+                "architectures",
+                "absent, so whether there is an output head is not said",
+                likely=False,
+                low=False,
+                high=True,
+                widens=("weights",),
+            )
+        return "LM" in name or "ForPreTraining" in name
+    bare = name.endswith("Model") and not any(word in name for word in ("LMHead", "ChatGLM"))
+    return not (bare and not found.around)
+
+
 def _norm(text: Section, family: Family) -> Norm:
+    place = family.place
+    if family.parallel_if is not None and text.boolean(family.parallel_if, False):
+        place = "parallel"
     return Norm(
         kind=family.norm,
         eps=text.number("norm_eps", 1e-6, why="default: 1e-6", maximum=1.0),
-        place=family.place,
+        place=place,
         bias=fact(text, family.norm_bias, "norm_bias", likely=False, widens="weights"),
         unit_offset=fact(text, family.unit_offset, "unit_offset", likely=False, widens="flops"),
         affine=family.affine,
@@ -207,6 +322,16 @@ def _tied(found: _Found) -> bool:
             for other in (*found.around, found.text):
                 other.ignore("tie_word_embeddings")
             return value
+    if found.family.name == "generic" and not found.text.knows("tie_word_embeddings"):
+        # Code outside the library inherits its default, which was true and is now false.
+        return found.text.reading.decide(
+            "tie_word_embeddings",
+            "absent",
+            likely=False,
+            low=True,
+            high=False,
+            widens=("weights",),
+        )
     return found.text.boolean("tie_word_embeddings", False, why="default: false")
 
 
@@ -232,10 +357,6 @@ def _dtype(found: _Found) -> str:
         high="float32",
         widens=("weights", "kv", "state"),
     )
-
-
-def _towers(found: _Found) -> tuple[Tower, ...]:
-    return ()
 
 
 def _quantization(

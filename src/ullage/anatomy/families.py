@@ -202,7 +202,9 @@ ROWS: tuple[Family, ...] = (
         linear="gated_delta_net",
         mlp_bias=False,
     ),
-    Family("mimo", base="qwen2", **_QKV_BIAS, **_QWEN_WINDOW, mlp_bias=False),
+    Family(
+        "mimo", ignored=("use_mrope",), base="qwen2", **_QKV_BIAS, **_QWEN_WINDOW, mlp_bias=False
+    ),
     # --- multi-head latent attention
     Family("deepseek_v2", **_MLA),
     Family("deepseek_v3", **_MLA, score_bias=True),
@@ -242,6 +244,7 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(
         "llama4",
+        ignored=("use_qk_norm",),  # an L2 norm without weights
         base="llama4_text",
         plan="llama4",
         nope="keys",
@@ -263,6 +266,7 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(
         "minimax_m3",
+        ignored=("intermediate_size",),
         base="minimax_m3_vl_text",
         **_NO_BIAS,
         mlp_bias=False,

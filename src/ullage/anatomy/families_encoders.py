@@ -48,6 +48,7 @@ _T5: dict[str, Any] = {
     "positions": "relative",
     "cross_attention": True,
     "dtype": "float32",
+    "extra": {"tie_word_embeddings": True},
 }
 
 ENCODER_ROWS: tuple[Family, ...] = (
@@ -78,7 +79,7 @@ ENCODER_ROWS: tuple[Family, ...] = (
     Family("mbart", **_BART, embedding_norm=True, position_offset=2),
     Family("pegasus", **{**_BART, "positions": "sinusoidal"}),
     Family("marian", **{**_BART, "positions": "sinusoidal"}, place="post", final_norm=False),
-    Family("m2m_100", **{**_BART, "positions": "sinusoidal"}),
+    Family("m2m_100", **{**_BART, "positions": "sinusoidal"}, stored_positions=False),
     Family("blenderbot", **_BART),
     Family("whisper", **_BART),
     Family("t5", **_T5),

@@ -29,7 +29,8 @@ class Family:
     the family's Mamba layers. `flatten` lists nested objects whose keys belong to the whole.
     `width_rule`: the MLP's width is the key's number, half of it, expansion_ratio × hidden_size, or
     two thirds of it rounded up (LFM2). `masked_lm` says that only classes named ForMaskedLM have an output head.
-    `extra` adds defaults for keys that the class does not have.
+    `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
+    that change nothing in this family. `extra` adds defaults for keys that the class does not have.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Family:
     final_norm: bool = True
     positions: Literal["rope", "learned", "sinusoidal", "alibi", "relative", "none"] = "rope"
     position_offset: int = 0
+    stored_positions: bool = True
+    ignored: tuple[str, ...] = ()
     mixer: Literal["attention", "latent", "compressed"] | None = "attention"
     linear: Literal["gated_delta_net", "kda", "lightning", "rg_lru", "mamba"] | None = None
     mamba: Literal[1, 2] = 2

@@ -88,7 +88,8 @@ def read_experts(section: Section, family: Family) -> Experts | None:
         intermediate=width,
         activation=activation(section, family),
         gated=is_gated(section, family),
-        bias=family.expert_bias,
+        bias=family.expert_bias
+        or fact(section, family.mlp_bias, "mlp_bias", likely=False, widens="weights"),
         shared_intermediate=shared,
         shared_gate=family.shared_gate and shared > 0,
         router_bias=family.router_bias,

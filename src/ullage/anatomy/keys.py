@@ -356,6 +356,7 @@ class Section:
             self.path + self.origins.get(key, key)
             for key in self.values
             if key not in self._used
+            and self.values[key] is not None
             and key not in IRRELEVANT
             and not key.startswith("_")
             and not key.endswith(IRRELEVANT_ENDINGS)

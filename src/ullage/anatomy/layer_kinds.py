@@ -360,6 +360,8 @@ def read_kinds(section: Section, family: Family) -> list[Kind]:
         if family.plan == "sparse_freq" and section.has("sparse_attention_config"):
             return _sparse_freq(section, family)
         return kinds
+    if family.plan is None and set(section.integers("attn_type_list") or ()) - {1}:
+        raise section.error("attn_type_list", section.values.get("attn_type_list"), "only ones")
     if family.plan is not None:
         return PLANS[family.plan](section, family)
     return _windowed(section, family, num_layers(section))

@@ -290,6 +290,8 @@ def read_latent(section: Section, family: Family) -> LatentAttention:
 def read_compressed(section: Section, family: Family, ratio: int) -> CompressedAttention:
     """DeepSeek-V4's attention at one compression ratio (0: the window only)."""
     section.ignore("num_key_value_heads")
+    if fact(section, family.q_bias, "attention_bias", likely=False, widens="weights"):
+        raise section.error("attention_bias", True, "false")
     head_dim = section.integer("head_dim", maximum=MAX_WIDTH)
     rope_dim = section.integer("qk_rope_head_dim", 64, why="default: DeepSeek-V4's 64 of 512")
     indexer = read_indexer(section)

@@ -79,7 +79,9 @@ def _rotary_dim(section: Section, scaling: Section | None, head_dim: int) -> int
         fraction: float | None = None
         if scaling is not None:
             fraction = scaling.optional_number("partial_rotary_factor", maximum=1.0)
-        if fraction is None:
+        if fraction is not None:
+            section.ignore("partial_rotary_factor")
+        else:
             fraction = section.optional_number("partial_rotary_factor", maximum=1.0)
         if fraction is None:
             default = section.defaults.get("default_partial_rotary_factor", 1.0)
@@ -149,6 +151,10 @@ def read_rope(
 
 def read_positions(section: Section, family: Family, max_positions: int) -> Positions:
     """How the stack knows positions; a learned table has max_positions + the family's offset."""
+    if family.positions != "rope" or family.nope == "all":
+        section.ignore("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    if family.name == "falcon" and section.boolean("alibi", False, why="default: false"):
+        return Positions("alibi")
     if family.positions == "learned":
         return Positions("learned", max_positions + family.position_offset)
     return Positions(family.positions)

@@ -104,7 +104,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "chunk_size": ("mamba_chunk_size",),
     "use_conv_bias": ("mamba_conv_bias",),
     "multi_query": ("multi_query_attention",),
-    "sliding_window": ("attention_window_size", "window_size"),
+    "sliding_window": ("attention_window_size", "window_size", "local_attention"),
     "final_logit_softcapping": ("logits_soft_cap",),
     "partial_rotary_factor": ("rotary_pct", "rope_pct"),
     "rope_theta": ("rotary_emb_base", "rope_base"),
@@ -148,5 +148,6 @@ IRRELEVANT: frozenset[str] = frozenset(
     # how inputs are laid out
     "ignore_index video_placeholder image_seq_length image_seq_len image_grid_pinpoints "
     "vision_feature_layer vision_feature_select_strategy use_unified_vision_chunk "
-    "vision_soft_tokens_per_image mm_tokens_per_image language_model_only".split()
+    "vision_soft_tokens_per_image mm_tokens_per_image language_model_only "
+    "use_bidirectional_attention output_gate_type".split()
 )
