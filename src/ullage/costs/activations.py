@@ -34,13 +34,14 @@ the norm makes. Two dense models served by vLLM 0.19 on an H100 at 8,192 tokens 
 GiB, granite-3.1-8b 0.85 GiB) both leave 4.25 × [tokens, hidden] beside 3 × [tokens, intermediate].
 """
 
-SAMPLER_BYTES = (2, 15)
-"""Bytes per logit while sampling. Least: the logits alone in 16 bits, as vLLM 0.32's model runner
-V2 profiles them. Most: with float32 copies, sort and indices, as eleven models of 49,155 to 256,000
-tokens of vocabulary show on vLLM 0.19 (15 bytes each, within 3%)."""
+SAMPLER_BYTES = (2, 6)
+"""Bytes per logit while sampling, by reading vLLM 0.32's model runner V2, which every plain
+deployment gets (v1/worker/gpu/sample/sampler.py): the logits in 16 bits, and up to two more copies
+where ranks gather them or a soft cap is applied. Model runner V1 took 15 (vLLM 0.19, eleven models
+with vocabularies of 49,155 to 256,000, within 3%); tests/costs/test_activations.py holds that."""
 
 ACTIVATION_MARGIN = (0.8, 1.1)
-"""Held against twelve such measurements (tests/costs/test_activations.py): all lie inside."""
+"""Held against twenty-one such measurements (tests/costs/test_activations.py): all lie inside."""
 
 LATENT_WORKSPACE_TOKENS = 64 * 1024
 """vLLM 0.32 expands at most this much cached context at once in an MLA prefill
@@ -59,18 +60,26 @@ PROCESS_BYTES = (int(0.3 * GIB), int(1.5 * GIB))
 """A serving process on a CPU before it loads anything: the interpreter, torch and its libraries.
 Bounds set by reasoning, not by measurement."""
 
-RUNTIME_BYTES = {False: (int(0.05 * GIB), int(0.5 * GIB)), True: (int(0.2 * GIB), int(2.3 * GIB))}
+RUNTIME_BYTES = {
+    "one": (int(0.05 * GIB), int(0.5 * GIB)),
+    "several": (int(0.2 * GIB), int(1.2 * GIB)),
+    "several, fast links": (int(0.9 * GIB), int(2.3 * GIB)),
+}
 """Non-torch memory that appears while loading and profiling: kernels, cuBLAS, all-reduce buffers.
-vLLM 0.19 on H100: 0.24 to 0.46 GiB for one rank, 2.06 to 2.17 for two and four; vLLM 0.31 on an
-A100: 0.26."""
+One rank: 0.24 to 0.46 GiB (vLLM 0.19, H100), 0.26 (0.31, A100). Several: 0.2 over PCIe (0.8,
+RTX 3090); 2.06 to 2.17 (0.19, H100, two and four ranks), 0.95 (four ranks of 184 GiB)."""
 
 GRAPH_BYTES_LEAST = MIB
 """vLLM 0.32 itself counts at least this per captured graph (v1/worker/gpu_model_runner.py)."""
 
-GRAPH_BYTES_PER_LAYER = {False: int(0.35 * MIB), True: int(0.7 * MIB)}
-"""Most memory of one captured graph per layer, without and with experts. Pools seen: 0.51 to 1.85
-GiB for 102 graphs of 28 to 62 layers, 0.71 GiB for 86 of 36, and with experts 4.13 GiB for 102 of
-62."""
+GRAPH_BYTES_PER_LAYER = {
+    "dense": int(0.45 * MIB),
+    "experts": int(0.5 * MIB),
+    "expert parallel": int(0.8 * MIB),
+}
+"""Most memory of one captured graph per layer. Pools seen: 0.51 to 1.85 GiB for 102 graphs of 28
+to 62 layers, 0.71 GiB for 86 of 36, 4.99 set aside and 4.13 used for 102 with expert parallelism.
+vLLM 0.31 set aside about 1.2 GiB for 86 graphs of 32 layers and then used 0.23."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,7 @@ def workspace(
     return Workspace(
         activations=activations,
         engine=(
-            Term("runtime", *RUNTIME_BYTES[several], "logs of vLLM 0.19 and 0.31 servers"),
+            Term("runtime", *RUNTIME_BYTES[ranks], "logs of vLLM 0.19 and 0.31 servers"),
             _graphs(spec, parallel, hardware, max_num_batched_tokens, max_num_seqs),
         ),
         context=Term("context", *CONTEXT_BYTES[ranks], "free memory at start in vLLM's logs"),
@@ -152,14 +161,18 @@ def _graphs(
     capability = None if hardware is None else hardware.compute_capability
     largest = 1024 if capability is not None and capability[0] == 10 else 512
     sizes = capture_sizes(max_num_seqs, max_num_batched_tokens, largest)
+    # Decode steps replay full graphs, so those stop at max_num_seqs; mixed batches piecewise ones.
+    graphs = len(sizes) + sum(size <= max_num_seqs for size in sizes)
     layers = -(-len(spec.layers) // parallel.pipeline)
-    with_experts = any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
-    most = max(GRAPH_BYTES_LEAST, layers * GRAPH_BYTES_PER_LAYER[with_experts])
+    kind = "dense"
+    if any(isinstance(layer.feed_forward, Experts) for layer in spec.layers):
+        kind = "expert parallel" if parallel.expert else "experts"
+    most = max(GRAPH_BYTES_LEAST, layers * GRAPH_BYTES_PER_LAYER[kind])
     return Term(
         "graphs",
-        len(sizes) * GRAPH_BYTES_LEAST,
-        2 * len(sizes) * most,
-        f"{len(sizes)} capture sizes, full and piecewise, over {layers} layers",
+        graphs * GRAPH_BYTES_LEAST,
+        graphs * most,
+        f"{graphs} graphs, full and piecewise, over {layers} layers",
     )
 
 
@@ -179,6 +192,7 @@ def peak_activations(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     element_bytes: int = 2,
+    sampler_bytes: tuple[int, int] = SAMPLER_BYTES,
 ) -> Term:
     """The most that torch holds in one pass besides weights and KV, as a range.
 
@@ -190,12 +204,12 @@ def peak_activations(
     experts = n * size * max((_expert_width(x, spec, parallel) for x in _experts(spec)), default=0)
     logits = max_num_seqs * spec.vocab_size if spec.lm_head else 0
     hidden = n * size * spec.hidden_size
-    low = max(ACTIVATION_MARGIN[0] * forward, SAMPLER_BYTES[0] * logits)
+    low = max(ACTIVATION_MARGIN[0] * forward, sampler_bytes[0] * logits)
     cached = min(LATENT_WORKSPACE_TOKENS, 8 * spec.max_positions)
     expanded = max((_latent_width(m, parallel.tensor) for m in _mixers(spec)), default=0.0)
     latents = cached * size * expanded
     towers = _tower_bytes(spec, n)
-    peak = max(forward, SAMPLER_BYTES[1] * logits + hidden, latents + hidden, towers)
+    peak = max(forward, sampler_bytes[1] * logits + hidden, latents + hidden, towers)
     high = ACTIVATION_MARGIN[1] * (peak + experts + (hidden if towers else 0))
     return Term(
         "activations",

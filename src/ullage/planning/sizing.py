@@ -67,7 +67,7 @@ def size_document(
         "fits": ledger.fits,
         "deficit_bytes": _deficit_document(ledger),
         "ranges": ranges,
-        "provenance": _provenance(model, ledger, ranges),
+        "provenance": _provenance(model, ledger, figures, ranges),
         "ledger": _ledger_document(ledger),
         "workload": None if workload is None else _workload_document(workload),
         "decisions": [
@@ -197,7 +197,10 @@ def _not_evaluable(ledger: Ledger, figures: Mapping[str, Pair]) -> dict[str, str
 
 
 def _provenance(
-    model: Model, ledger: Ledger, ranges: Mapping[str, Mapping[str, object]]
+    model: Model,
+    ledger: Ledger,
+    figures: Mapping[str, Pair],
+    ranges: Mapping[str, Mapping[str, object]],
 ) -> dict[str, str]:
     decided, parallel = ledger.decided, ledger.deployment.parallel
     allocation = ledger.heavy.allocation
@@ -230,9 +233,16 @@ def _provenance(
         low, high = bounds["min"], bounds["max"]
         assert isinstance(low, int | float)
         assert isinstance(high, int | float)
-        spread_by = f" +{(high / low - 1) * 100:.1f}%" if low else ""
-        sources[key] += f"; the cautious end, up to {high:,.6g}{spread_by}"
+        cautious = figures[key][0]
+        assert cautious is not None
+        other = high if cautious == low else low
+        share = f" ({(other / cautious - 1) * 100:+.1f}%)" if cautious and high < 10 * low else ""
+        sources[key] += f"; the cautious end, the other is {_number(other)}{share}"
     return sources
+
+
+def _number(value: Number) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
 def _counted(model: Model) -> str:
