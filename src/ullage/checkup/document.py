@@ -44,7 +44,7 @@ def build_document(evidence: Evidence) -> dict[str, Any]:
         "machine": None if evidence.machine is None else machine_part(evidence.machine),
         "audit": audit_part(evidence),
         "ledgers": ledgers(evidence, gaps),
-        "fits": fits_table(evidence.model.anatomy, evidence.options.deployment),
+        "fits": fits_table(evidence.model.anatomy, evidence.options.deployment, evidence.refusals),
         "kv_growth": growth_part(evidence, gaps),
         "roofline": roofline_part(evidence, gaps),
         "run": None if seen is None or summary is None else run_part(seen, summary),
@@ -122,7 +122,7 @@ def stored_as(model: Model) -> str:
 
 def audit_part(evidence: Evidence) -> dict[str, Any]:
     """What `ullage audit` says of the same model and deployment."""
-    deployment = evidence.options.deployment
+    deployment = evidence.audited_for
     return {
         "judged_for": f"{deployment.engine} {deployment.engine_version} on {deployment.platform}",
         "findings": [finding_document(finding) for finding in evidence.findings],
@@ -278,13 +278,14 @@ def roofline_part(evidence: Evidence, gaps: list[dict[str, str]]) -> dict[str, A
         gaps.append(_gap("roofline and predicted speeds", evidence.serving.unbounded))
         return None
     assert hardware is not None, "bounded means that the hardware is known"
-    flops = hardware.flops_per_s(evidence.serving.compute_dtype)
+    flops = hardware.flops_per_s(evidence.serving.compute_dtype) or 0.0
     points = compare.roofline_points(evidence.model.anatomy.spec, evidence.seen, evidence.serving)
     return {
         "captions": [
             "Left of the ridge a step is bound by reading memory, right of it by multiplying. "
             "Decoding lies left, and batching moves it right: that is why it pays.",
             "The gap up to the roof is what the engine leaves on the table.",
+            _above_roof(points, hardware.bandwidth_bytes_per_s, flops),
         ],
         "bandwidth": figure(
             hardware.bandwidth_bytes_per_s, "bytes/s", hardware.source("bandwidth")
@@ -292,6 +293,17 @@ def roofline_part(evidence: Evidence, gaps: list[dict[str, str]]) -> dict[str, A
         "flops": figure(flops, "FLOP/s", hardware.source("flops")),
         "points": points,
     }
+
+
+def _above_roof(points: list[dict[str, Any]], bandwidth: float, flops: float) -> str:
+    """A point above the roof says that the roof was measured on a busier machine."""
+    above = [p for p in points if p["flops_per_s"] > min(flops, bandwidth * p["flops_per_byte"])]
+    if not above:
+        return ""
+    return (
+        f"{above[0]['name'].capitalize()} lies above the roof: the machine was busier while its "
+        "limits were measured than while the engine ran."
+    )
 
 
 def comparison_part(evidence: Evidence, gaps: list[dict[str, str]]) -> dict[str, Any]:

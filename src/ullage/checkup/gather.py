@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from ullage import __version__
 from ullage.anatomy import Model, load
 from ullage.anatomy.tensors import expected_tensors
 from ullage.audit import audit, subject_of
@@ -26,12 +27,12 @@ from ullage.costs.hardware import Gpus, HardwareSpec, measured_machine
 from ullage.costs.kv import compute_dtype, kv_bytes_per_token
 from ullage.costs.weights import weight_bytes
 from ullage.errors import BadUsage, Unreachable
-from ullage.findings.finding import Finding
+from ullage.findings.finding import Finding, Severity
 from ullage.planning.ledger import Ledger, build_ledger
 
 # The embedded engine computes and caches in float32 whatever the checkpoint is stored in.
 EMBEDDED_DTYPE = "float32"
-EMBEDDED_MAX_MODEL_LEN = 2048
+EMBEDDED_MAX_MODEL_LEN = 1024
 # Room for so many sequences of max_model_len: enough to run, little enough to see it fill.
 EMBEDDED_KV_SEQUENCES = 2
 
@@ -74,11 +75,17 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that a checkup gathered, before anything is concluded or shown."""
+    """All that a checkup gathered, before anything is concluded or shown.
+
+    `findings` judge the model for `audited_for`; `refusals` are the errors that fire for
+    `options.deployment`, the one that memory is planned for.
+    """
 
     options: Options
     model: Model
     findings: tuple[Finding, ...]
+    audited_for: Deployment
+    refusals: tuple[Finding, ...]
     machine: Machine | None
     engine: EngineFacts | None
     serving: Serving
@@ -101,9 +108,10 @@ def gather(options: Options, progress: Progress) -> Evidence:
     model = load(options.model)
     ledger, choice, no_ledger = _ledger(options, model)
     subject = subject_of(
-        model, options.deployment, gpus=options.gpus, ledger=ledger, no_ledger=no_ledger
+        model, _audited(options), gpus=options.gpus, ledger=ledger, no_ledger=no_ledger
     )
     findings = audit(subject)
+    planned = audit(subject_of(model, options.deployment, no_ledger=no_ledger))
     machine, engine, seen, reason = None, None, None, None
     if options.on_this_machine:
         progress("measuring this machine")
@@ -116,6 +124,8 @@ def gather(options: Options, progress: Progress) -> Evidence:
         options=options,
         model=model,
         findings=findings,
+        audited_for=_audited(options),
+        refusals=tuple(f for f in planned if f.state == "fired" and f.severity == Severity.error),
         machine=machine,
         engine=engine,
         serving=_serving(options, model, machine),
@@ -125,6 +135,19 @@ def gather(options: Options, progress: Progress) -> Evidence:
         seen=seen,
         not_run=reason,
         wall_s=time.perf_counter() - begin,
+    )
+
+
+def _audited(options: Options) -> Deployment:
+    """What the model is judged for: the engine that will run it, unless a GPU or a URL is named."""
+    if options.engine_url is not None or options.gpus is not None:
+        return options.deployment
+    return Deployment(
+        engine="ullage",
+        engine_version=__version__,
+        platform="cpu",
+        dtype=EMBEDDED_DTYPE,
+        max_model_len=options.max_model_len,
     )
 
 

@@ -13,6 +13,7 @@ from ullage.checkup.html.words import byte_size, percent
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus, HardwareSpec, catalogue
 from ullage.errors import BadInput
+from ullage.findings.finding import Finding
 from ullage.planning.ledger import Case, Ledger, build_ledger
 from ullage.planning.parallel_sizes import spread
 from ullage.planning.vllm import allocate
@@ -139,11 +140,14 @@ def _device_caption(ledger: Ledger, free: int, choice: str) -> str:
 # --- what fits where -----------------------------------------------------------------------------
 
 
-def fits_table(anatomy: Anatomy, deployment: Deployment) -> dict[str, Any]:
+def fits_table(
+    anatomy: Anatomy, deployment: Deployment, refusals: tuple[Finding, ...] = ()
+) -> dict[str, Any]:
     """Device × context → how many sequences of that length the KV cache holds at once.
 
     Each device of the catalogue, in the least number (1, 2, 4 or 8) on which the weights and one
-    longest request fit, over tensor-parallel ranks where the model allows it.
+    longest request fit, over tensor-parallel ranks where the model allows it. `refusals` are the
+    findings for which the engine would not take this checkpoint however much memory there is.
     """
     contexts = _contexts(anatomy.spec.max_positions)
     rows = [_fits_row(anatomy, deployment, hardware, contexts) for hardware in catalogue()]
@@ -156,6 +160,7 @@ def fits_table(anatomy: Anatomy, deployment: Deployment) -> dict[str, Any]:
             f"How many sequences of that length the KV cache holds at once under {engine} with its "
             "defaults. The engine may run fewer: max_num_seqs caps them.",
             "Where one device is too small, the least number that holds the model is shown.",
+            *(f"Memory is not all: {finding.cause} ({finding.id})" for finding in refusals),
         ],
         "source": f"modelled: the ledger of {engine} and its block allocation",
     }

@@ -21,7 +21,8 @@ QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 def run_part(seen: Measurements, summary: LoadSummary) -> dict[str, Any]:
     """Everything that the trace slice showed."""
     series = seen.series
-    span_s = max((r.end_s for r in seen.results), default=0.0)
+    ends = [*(r.end_s for r in seen.results), *(s.time_s for s in series.samples)]
+    span_s = max(ends, default=0.0)
     return {
         "captions": _captions(seen, summary),
         "num_planned": summary.num_planned,
@@ -136,42 +137,36 @@ def _distribution(data: Distribution | None) -> dict[str, Any] | None:
 
 def scaling_part(scaling: Scaling) -> dict[str, Any]:
     """What was done to the trace, number by number, and why."""
-    source = "the checkup's own plan"
+
+    def row(name: str, planned: float, unit: str, recorded: str) -> dict[str, Any]:
+        return named(name, figure(planned, unit, recorded))
+
     return {
         "trace": TRACE_NAME,
         "figures": [
-            named("trace", figure(TRACE_NAME, "", "ships with ullage")),
-            named(
-                "rows played", figure(scaling.num_rows, "", f"of {scaling.num_recorded} shipped")
+            row("requests", scaling.num_rows, "", f"the first of {scaling.num_recorded} shipped"),
+            row(
+                "prompt tokens",
+                scaling.planned_prompt_tokens,
+                "tokens",
+                f"recorded: {scaling.recorded_prompt_tokens:,}",
             ),
-            named("lengths multiplied by", figure(round(scaling.length_factor, 4), "×", source)),
-            named("clock multiplied by", figure(round(scaling.speed_up, 4), "×", source)),
-            named(
-                "prompt tokens planned",
-                figure(
-                    scaling.planned_prompt_tokens,
-                    "tokens",
-                    source,
-                    f"recorded {scaling.recorded_prompt_tokens:,}",
-                ),
+            row(
+                "output tokens",
+                scaling.planned_output_tokens,
+                "tokens",
+                f"recorded: {scaling.recorded_output_tokens:,}",
             ),
-            named(
-                "output tokens planned",
-                figure(
-                    scaling.planned_output_tokens,
-                    "tokens",
-                    source,
-                    f"recorded {scaling.recorded_output_tokens:,}",
-                ),
+            row(
+                "arrivals",
+                scaling.planned_span_s,
+                "s",
+                f"recorded: {scaling.recorded_span_s:.1f} s",
             ),
-            named(
-                "arrivals span",
-                figure(
-                    scaling.planned_span_s, "s", source, f"recorded {scaling.recorded_span_s:.1f} s"
-                ),
-            ),
-            named("rows clipped to max_model_len", figure(scaling.num_clipped, "", source)),
-            named("rows lifted to the least length", figure(scaling.num_raised, "", source)),
+            row("lengths", scaling.length_factor, "×", "prompts and answers alike"),
+            row("clock", scaling.speed_up, "×", "below 1: slower than recorded"),
+            row("clipped to max_model_len", scaling.num_clipped, "", "rows, after scaling"),
+            row("lifted to the least length", scaling.num_raised, "", "rows, after scaling"),
         ],
-        "sentence": f"Why so: {scaling.reason}.",
+        "sentence": f"The trace is {TRACE_NAME}. Why it was scaled so: {scaling.reason}.",
     }

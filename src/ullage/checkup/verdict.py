@@ -91,9 +91,9 @@ def _findings(audit: Mapping[str, Any] | None) -> str:
         )
     first = min(weighty, key=lambda f: f["severity"] != "error")
     return (
-        f"Of {evaluated} audit rules that could be evaluated, {len(fired)} fired, "
-        f"{len(weighty)} of them above info; first among them is {first['id']} "
-        f"({first['title'].rstrip('.')})."
+        f"Of {evaluated} audit rules that could be evaluated, {len(fired)} fired, the gravest "
+        f"{'an' if first['severity'] == 'error' else 'a'} {first['severity']}, {first['id']}: "
+        f"{first['cause']}"
     )
 
 
@@ -145,8 +145,9 @@ def _model_error(rows: list[Mapping[str, Any]]) -> str:
         return ""
     worst = max(modelled, key=lambda r: abs(r["error"]["value"]))
     return (
-        "Speeds predicted from this machine's limits are bounds that the engine does not reach "
-        f"(largest error {signed_percent(worst['error']['value'])}, {worst['name']})."
+        "Speeds are predicted as bounds from the hardware's limits, without the engine's own "
+        f"costs: their largest error is {signed_percent(worst['error']['value'])} "
+        f"({worst['name']})."
     )
 
 

@@ -15,6 +15,7 @@ from ullage.checkup.html.svg import Frame, Point, Scale
 
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 26.0, 40.0
 NUM_BINS = 36
+RATE_LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 
 
 def ledger_bar(rows: Sequence[Mapping[str, Any]], width: float) -> str:
@@ -27,9 +28,9 @@ def ledger_bar(rows: Sequence[Mapping[str, Any]], width: float) -> str:
         share = words.percent(row["bytes"] / total, 1)
         hint = f"{row['name']}: {words.byte_size(row['bytes'])} ({share})"
         body.append(svg.rect(x, 0, size, height, f"part {row['kind']}", hint))
-        if size > 7.2 * len(row["name"]) + 16:
+        value = words.byte_size(row["bytes"])
+        if size > 7.4 * max(len(row["name"]), len(value)) + 16:
             body.append(svg.text(x + 8, 20, row["name"], kind=f"on {row['kind']}"))
-            value = words.byte_size(row["bytes"])
             body.append(svg.text(x + 8, 37, value, kind=f"on light {row['kind']}"))
         x += size
     return svg.canvas(width, height, "Memory ledger", body)
@@ -93,14 +94,20 @@ def roofline(
     )
     roof = [(low, max(bottom, bandwidth * low)), (ridge, flops), (high, flops)]
     body.append(svg.path(frame.points(roof), "roof"))
-    x, y = frame.at(high, flops)
+    x, y = frame.at(ridge, flops)
+    body.append(svg.text(x + 4, y - 8, f"multiply {words.quantity(flops, 'FLOP/s')}", kind="label"))
+    x, y = frame.at((low * ridge) ** 0.5, bandwidth * (low * ridge) ** 0.5)
+    reads = f"read {words.byte_size(bandwidth)}/s"
+    fits = x - 12 - 7.2 * len(reads) > LEFT
     body.append(
         svg.text(
-            x, y - 8, f"multiply {words.quantity(flops, 'FLOP/s')}", kind="label", anchor="end"
+            x - 12 if fits else x + 14,
+            y - 4 if fits else y + 12,
+            reads,
+            kind="label",
+            anchor="end" if fits else "start",
         )
     )
-    x, y = frame.at(low, max(bottom, bandwidth * low))
-    body.append(svg.text(x + 6, y - 34, f"read {words.byte_size(bandwidth)}/s", kind="label"))
     body.extend(_roofline_points(frame, points, bandwidth, flops))
     return svg.canvas(width, 300.0, "Roofline of this machine", body)
 
@@ -145,7 +152,7 @@ def histogram(
     )
     body = svg.axes(
         frame,
-        x_ticks=svg.linear_ticks(0, top_value, 6 if width > 300 else 4),
+        x_ticks=svg.linear_ticks(0, top_value, 4),
         y_ticks=[0.0],
         x_text=words.count if top_value >= 5 else lambda v: words.significant(v, 2),
         y_text=lambda _: "",
@@ -313,8 +320,9 @@ def _floor_log(value: float) -> int:
 
 
 def _rate_tick(value: float) -> str:
-    """1e12 → 1 T: the axis title has the unit."""
-    return words.quantity(value, "FLOP/s").removesuffix("FLOP/s")
+    """1e12 → 1 T: the axis title has the unit, and the ticks are powers of ten."""
+    size, letter = next((s, u) for s, u in RATE_LETTERS if value >= s or s == 1)
+    return f"{words.count(value / size)} {letter}".strip()
 
 
 def thinned(values: Sequence[Point], most: int = 400) -> list[Point]:

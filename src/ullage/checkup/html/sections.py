@@ -46,7 +46,7 @@ def findings(document: Document) -> str:
             f"{plain_list(rows)}</details>"
         )
     captions = (
-        f"{len(fired)} of {len(audit['findings'])} rules fired, {len(clear)} were evaluated and "
+        f"Judged for {audit['judged_for']}: {len(fired)} of {len(audit['findings'])} rules fired, {len(clear)} were evaluated and "
         f"are clear, {len(missing)} lacked something.",
         "A rule that was not evaluated says nothing about the model.",
     )
