@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 from ullage.errors import MalformedCheckpoint
 
-# What one checkpoint may hold. The largest published ones have some 200,000 tensors; beyond this
-# the text of the headers alone would fill memory, so it is refused with a sentence instead.
-MAX_TENSORS = 1_000_000
+# What one checkpoint may hold. The largest published ones have some 200,000 tensors; more than this
+# would only cost time and memory, so it is refused with a sentence instead.
+MAX_TENSORS = 500_000
 
 
 @dataclass(frozen=True, slots=True)

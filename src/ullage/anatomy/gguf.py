@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NoReturn
 
-from ullage.anatomy.checkpoint import MAX_TENSORS, TensorEntry, open_regular
+from ullage.anatomy.checkpoint import TensorEntry, open_regular
 from ullage.anatomy.gguf_types import GGML_TYPES, VALUE_KINDS, WITHDRAWN_GGML_TYPES
 from ullage.anatomy.json_scan import excerpt
 from ullage.errors import MalformedCheckpoint
@@ -23,11 +23,12 @@ from ullage.errors import MalformedCheckpoint
 # Limits that keep a lying header from costing time or memory. Real headers stay far below: the
 # largest vocabularies give 10 MB, some 600,000 strings, and a chat template of a few kilobytes.
 MAX_HEADER_BYTES = 512 * 2**20
+MAX_TENSORS = 65_536  # experts are stacked: the largest models have some 2,000
 MAX_METADATA_KEYS = 65_536
 MAX_KEY_BYTES = 65_535
 MAX_STRING_BYTES = 4 * 2**20
 MAX_STRINGS_BYTES = 64 * 2**20
-MAX_ARRAY_STRINGS = 4_000_000
+MAX_ARRAY_STRINGS = 2_000_000
 MAX_ARRAY_DEPTH = 4
 _EAGER_ELEMENTS = 4096
 _MAX_DIMENSIONS = 4

@@ -304,7 +304,7 @@ def read_weight_map(index_file: Path) -> tuple[dict[str, str], int | None]:
         if key == "metadata":
             sections[key], end = read_value(text, pos, _MAX_METADATA_CHARS)
             return end
-        return value_end(text, pos)
+        return value_end(text, pos, _MAX_METADATA_CHARS)
 
     known_files: dict[str, str] = {}
     try:
@@ -343,6 +343,9 @@ def _read_index_text(index_file: Path) -> str:
                 f"{file_bytes} bytes", file=index_file, expected=f"at most {MAX_INDEX_BYTES}"
             )
         raw = stream.read(MAX_INDEX_BYTES)
+    # Counting is a thousand times faster than finding out while parsing.
+    if raw.count(b'.safetensors"') > MAX_TENSORS:
+        raise MalformedCheckpoint(f"more than {MAX_TENSORS} tensors", file=index_file)
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

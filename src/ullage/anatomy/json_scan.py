@@ -56,9 +56,12 @@ def read_string(text: str, pos: int) -> tuple[str, int]:
     return value, end
 
 
-def value_end(text: str, pos: int) -> int:
-    """Where the JSON value at `pos` ends, without building it; ValueError beyond MAX_DEPTH."""
-    mark = text[pos : pos + 1]
+def value_end(text: str, pos: int, max_chars: int) -> int:
+    """Where the JSON value at `pos` ends, without building it.
+
+    Raises ValueError: nested deeper than MAX_DEPTH, or much longer than max_chars.
+    """
+    start, mark = pos, text[pos : pos + 1]
     if mark == '"':
         return read_string(text, pos)[1]
     if mark not in ("{", "["):
@@ -68,6 +71,8 @@ def value_end(text: str, pos: int) -> int:
     while found := _STRUCTURE.search(text, pos):
         mark = found.group()
         pos = found.end()
+        if pos - start > max_chars:
+            raise ValueError(f"a value of more than {max_chars} characters at character {start}")
         if mark == '"':
             pos = read_string(text, pos - 1)[1]
         elif mark in "{[":
@@ -83,9 +88,9 @@ def value_end(text: str, pos: int) -> int:
 
 def read_value(text: str, pos: int, max_chars: int) -> tuple[object, int]:
     """The JSON value at `pos`, at most `max_chars` long, and the position after it."""
-    end = value_end(text, pos)
+    end = value_end(text, pos, max_chars)
     if end - pos > max_chars:
-        raise ValueError(f"a value of {end - pos} characters at character {pos}")
+        raise ValueError(f"a value of more than {max_chars} characters at character {pos}")
     value, used = _decode(text[pos:end])
     if used != end - pos:
         raise ValueError(f"unexpected text at character {pos + used}")
