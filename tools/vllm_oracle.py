@@ -2,7 +2,7 @@
 
 Run with the Python of vLLM's own environment (tools/vllm_setup.sh). Reads one JSON list of cases on
 stdin, writes one JSON line per case on stdout: what was allocated, or why vLLM refused. Each case
-is a whole engine start with dummy weights, in this process, one after the other.
+is a whole engine start with dummy weights, in a child of this process, one after the other.
 
 A case: {"name": str, "config": {…config.json…}, "limits": {…EngineArgs fields…},
 "usage": "server" | "library"}.
@@ -10,13 +10,15 @@ A case: {"name": str, "config": {…config.json…}, "limits": {…EngineArgs fi
 
 from __future__ import annotations
 
-import contextlib
-import gc
+import importlib.abc
+import importlib.machinery
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
@@ -30,15 +32,74 @@ os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override kv_cache_memory_bytes
 
 
+CASE_TIMEOUT_S = 300
+
+
 def main() -> None:
     cases = json.load(sys.stdin)
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.dup(1)
     os.dup2(2, 1)  # vLLM prints on stdout; answers alone belong there
+    prepare()
     for case in cases:
-        started = time.monotonic()
-        answer = {"name": case["name"], **ask(case)}
-        answer["seconds"] = round(time.monotonic() - started, 2)
-        print(json.dumps(answer), file=answers, flush=True)
+        # A child per case: what one start leaves behind must not reach the next.
+        child = os.fork()
+        if child == 0:
+            signal.alarm(CASE_TIMEOUT_S)
+            started = time.monotonic()
+            answer = {"name": case["name"], **ask(case)}
+            answer["seconds"] = round(time.monotonic() - started, 2)
+            os.write(answers, (json.dumps(answer) + "\n").encode())
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            answer = {"name": case["name"], "refused": f"the process ended with status {status}"}
+            os.write(answers, (json.dumps(answer) + "\n").encode())
+
+
+def prepare() -> None:
+    """Make starts cheap without touching what is asked.
+
+    vLLM looks at each architecture's class in a fresh process, 12 s each; the same look in this
+    process is free. Files of multimodal models import torchvision for images, which has no CPU
+    wheel that matches; no image is ever processed here, so empty modules stand in for it.
+    """
+    import transformers.utils
+    import vllm.v1.engine.llm_engine  # noqa: F401 (imported once, for all children)
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda look: look()
+    if not transformers.utils.is_torchvision_available():
+        sys.meta_path.append(AbsentTorchvision())
+
+
+class AbsentTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Lets `import torchvision…` succeed; whatever is taken from it is an empty class."""
+
+    def find_spec(self, name, _path=None, _target=None):
+        if name.partition(".")[0] != "torchvision":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = _absent
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+class _Absent(type):
+    """The class of stand-in classes: each attribute is another one."""
+
+    def __getattr__(cls, name: str) -> type:
+        return _absent(name)
+
+
+def _absent(name: str) -> type:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Absent(name, (), {})
 
 
 def ask(case: dict) -> dict:
@@ -49,8 +110,6 @@ def ask(case: dict) -> dict:
             return start(folder, case["limits"], case.get("usage", "server"))
         except Exception as error:
             return {"refused": reason(error)}
-        finally:
-            clean_up()
 
 
 def reason(error: BaseException) -> str:
@@ -62,10 +121,11 @@ def reason(error: BaseException) -> str:
 
 def start(folder: str, limits: dict, usage: str) -> dict:
     """Start a whole engine and read what it allocated."""
-    from vllm import __version__
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from vllm import __version__
 
     arguments = {
         "load_format": "dummy",
@@ -78,12 +138,8 @@ def start(folder: str, limits: dict, usage: str) -> dict:
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=folder, **arguments), usage_context=context
     )
-    try:
-        core = engine.engine_core.engine_core
-        return {"version": __version__, **describe(core.vllm_config, core.scheduler)}
-    finally:
-        with contextlib.suppress(Exception):
-            engine.engine_core.shutdown()
+    core = engine.engine_core.engine_core
+    return {"version": __version__, **describe(core.vllm_config, core.scheduler)}
 
 
 def describe(config, scheduler) -> dict:
@@ -118,15 +174,6 @@ def group(kv_group) -> dict:
         "block_size": spec.block_size,
         "page_size_bytes": spec.page_size_bytes,
     }
-
-
-def clean_up() -> None:
-    """Give back what a start leaves in the process, so that the next one begins afresh."""
-    with contextlib.suppress(Exception):
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        cleanup_dist_env_and_memory(shutdown_ray=False)
-    gc.collect()
 
 
 if __name__ == "__main__":

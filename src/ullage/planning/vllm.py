@@ -15,14 +15,9 @@ from ullage.costs.hardware import HardwareSpec
 from ullage.costs.kv import pipeline_stages
 from ullage.errors import BadUsage
 from ullage.planning.vllm_decisions import Decision, Decisions, Usage, decide
-from ullage.planning.vllm_groups import (
-    Group,
-    Slot,
-    Ungroupable,
-    bytes_per_block,
-    group_slots,
-)
+from ullage.planning.vllm_groups import Group, Slot, Ungroupable
 from ullage.planning.vllm_pages import stack_pages
+from ullage.planning.vllm_pool import Pool, pool_of
 
 Basis = Literal["vllm 0.32 rule, verified on CPU", "modelled", "unsupported"]
 VERIFIED: Basis = "vllm 0.32 rule, verified on CPU"
@@ -78,27 +73,6 @@ class Allocation:
         return not self.refusals
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """The groups of the model and, for each pipeline rank, the bytes of one block."""
-
-    groups: tuple[Group, ...]
-    rank_block_bytes: tuple[int, ...]
-
-    def blocks_per_request(self, length: int, decisions: Decisions) -> int:
-        return sum(
-            group.blocks_per_request(
-                length, decisions.in_flight_tokens, aligned=decisions.aligned_states
-            )
-            for group in self.groups
-        )
-
-    def fits(self, length: int, kv_bytes: int, decisions: Decisions) -> bool:
-        # One block is never handed out (the null block), so a request must fit beside it.
-        needed = self.blocks_per_request(length, decisions) + 1
-        return all(needed * size <= kv_bytes for size in self.rank_block_bytes)
-
-
 def allocate(
     spec: ModelSpec,
     deployment: Deployment,
@@ -116,39 +90,39 @@ def allocate(
     warnings = list(decisions.warnings)
     refusals = list(decisions.refusals)
     basis = _basis(spec, deployment, warnings)
+    pool = None
     try:
         pool = _pool(spec, deployment, decisions)
     except Ungroupable as reason:
         refusals.append(str(reason))
-        pool = _Pool((), ())
-    if not pool.groups:
+    if pool is None:
         return _nothing_cached(decisions, basis, warnings, refusals)
 
-    longest = _longest_that_fits(pool, kv_cache_memory_bytes, decisions, spec)
+    most = max(spec.max_positions, decisions.max_model_len)
+    longest = pool.longest_that_fits(kv_cache_memory_bytes, most)
     length = decisions.max_model_len
     if decisions.fit_max_model_len:
         length = min(length, longest)
         if longest == 0:
             refusals.append("the KV memory does not hold a request of one token")
-    elif not pool.fits(length, kv_cache_memory_bytes, decisions):
+    elif longest < length:
         refusals.append(
             f"one request of max_model_len {length:,} tokens does not fit: the longest that does "
             f"has {longest:,}"
         )
-    num_blocks = min(kv_cache_memory_bytes // size for size in pool.rank_block_bytes)
-    per_request = pool.blocks_per_request(max(length, 1), decisions)
-    concurrency = num_blocks / per_request
-    widest = max(pool.rank_block_bytes)
+    num_blocks = pool.num_blocks(kv_cache_memory_bytes)
+    request_blocks = pool.request_blocks(max(length, 1))
+    concurrency = num_blocks / request_blocks
     return Allocation(
         basis=basis,
         block_size=min(group.block_size for group in pool.groups),
         num_blocks=num_blocks,
         kv_cache_tokens=int(concurrency * length),
         max_concurrency=concurrency,
-        bytes_per_block=widest,
-        kv_cache_bytes=num_blocks * widest,
-        request_bytes=per_request * widest,
-        groups=tuple(_describe(group, length, decisions) for group in pool.groups),
+        bytes_per_block=pool.block_bytes,
+        kv_cache_bytes=num_blocks * pool.block_bytes,
+        request_bytes=request_blocks * pool.block_bytes,
+        groups=tuple(_describe(pool, group, max(length, 1)) for group in pool.groups),
         max_model_len=length,
         max_model_len_that_fits=longest,
         max_num_seqs=decisions.max_num_seqs,
@@ -197,7 +171,7 @@ def _basis(spec: ModelSpec, deployment: Deployment, warnings: list[str]) -> Basi
     return "modelled"
 
 
-def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> _Pool:
+def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> Pool | None:
     pages = stack_pages(spec, decisions.rules)
     stages = pipeline_stages(len(pages), deployment.parallel.pipeline)
     slots = [
@@ -206,39 +180,24 @@ def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> _Poo
         for index in stage
         for page in pages[index]
     ]
-    layout = decisions.block_outermost
-    groups = group_slots(slots, hybrid_manager=decisions.hybrid_manager, block_outermost=layout)
-    if not groups:
-        return _Pool((), ())
-    sizes = (
-        bytes_per_block([group.on_rank(rank) for group in groups], block_outermost=layout)
-        for rank in range(len(stages))
+    return pool_of(
+        slots,
+        len(stages),
+        hybrid_manager=decisions.hybrid_manager,
+        block_outermost=decisions.block_outermost,
+        in_flight_tokens=decisions.in_flight_tokens,
+        aligned_states=decisions.aligned_states,
     )
-    return _Pool(groups, tuple(size for size in sizes if size))
 
 
-def _longest_that_fits(pool: _Pool, kv_bytes: int, decisions: Decisions, spec: ModelSpec) -> int:
-    """Binary search, as blocks per request never fall with the length."""
-    low, high = 0, max(spec.max_positions, decisions.max_model_len)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if pool.fits(middle, kv_bytes, decisions):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _describe(group: Group, length: int, decisions: Decisions) -> CacheGroup:
+def _describe(pool: Pool, group: Group, length: int) -> CacheGroup:
     pages = [slot.page for slot in group.slots]
     return CacheGroup(
         kinds=tuple(dict.fromkeys(page.kind for page in pages)),
         num_layers=len(pages),
         block_size=group.block_size,
         page_bytes=tuple(dict.fromkeys(page.page_bytes for page in pages)),
-        blocks_per_request=group.blocks_per_request(
-            max(length, 1), decisions.in_flight_tokens, aligned=decisions.aligned_states
-        ),
+        blocks_per_request=pool.group_blocks(group, length),
     )
 
 

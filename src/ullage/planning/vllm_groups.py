@@ -60,11 +60,19 @@ def group_slots(
         return ()
     if not hybrid_manager:
         slots = _promote(slots)
-    if _mergeable([slot.page for slot in slots]) or _uniform([slot.page for slot in slots]):
-        return (Group(tuple(slots)),)
+    pages = [slot.page for slot in slots]
+    if _one_group(pages):
+        return (_merged(slots) if _mergeable(pages) else Group(tuple(slots)),)
     if block_outermost and len({slot.page.page_bytes for slot in slots}) > 1:
         return _packed(slots)
-    return _equal_sized(_unify_page_bytes(slots))
+    try:
+        return _equal_sized(_unify_page_bytes(slots))
+    except Ungroupable:
+        kinds = {slot.page.kind for slot in slots}
+        if not {"mla", "window"} <= kinds or kinds & {"window_mla", "chunk"}:
+            raise
+        # Windows beside latents of an odd size are kept in full instead, if that is uniform.
+        return (Group(tuple(_promote(slots))),)
 
 
 def bytes_per_block(groups: Sequence[Group], *, block_outermost: bool) -> int:
@@ -82,6 +90,15 @@ def bytes_per_block(groups: Sequence[Group], *, block_outermost: bool) -> int:
 # --- one group -----------------------------------------------------------------------------------
 
 
+def _one_group(pages: Sequence[Page]) -> bool:
+    """Whether all layers share one block table. Raises Ungroupable where vLLM's check raises."""
+    if pages[0].kind == "full" and all(page.kind in FULL for page in pages):
+        bounds = {page.bound for page in pages if page.bound}
+        if len(bounds) > 1:
+            raise Ungroupable("full attention with windows of several sizes cannot share a group")
+    return _mergeable(pages) or _uniform(pages)
+
+
 def _mergeable(pages: Sequence[Page]) -> bool:
     """Whether all pages can be described by one spec (the `merge` of their class)."""
     first = pages[0]
@@ -90,7 +107,19 @@ def _mergeable(pages: Sequence[Page]) -> bool:
         if len({page.bound for page in pages if page.bound}) > 1:
             return False
         return all(replace(p, bound=0) == replace(first, bound=0) for p in set(pages))
+    if first.kind == "window_mla":
+        # Their merge does not ask for equal sizes; the first one's then holds for all.
+        return all(
+            (p.kind, p.bound, p.tokens_per_state)
+            == ("window_mla", first.bound, first.tokens_per_state)
+            for p in set(pages)
+        )
     return all(page == first for page in set(pages))
+
+
+def _merged(slots: Sequence[Slot]) -> Group:
+    """One group whose layers all take the first one's page."""
+    return Group(tuple(replace(slot, page=slots[0].page) for slot in slots))
 
 
 def _uniform(pages: Sequence[Page]) -> bool:
@@ -120,21 +149,16 @@ def _uniform(pages: Sequence[Page]) -> bool:
 def _promote(slots: Sequence[Slot]) -> list[Slot]:
     """Windowed and chunked layers kept in full, as without the hybrid cache manager."""
     pages = [slot.page for slot in slots]
-    full_blocks = {page.block_size for page in pages if page.kind in FULL}
-    if _mergeable(pages) or _uniform(pages) or not full_blocks:
+    if _one_group(pages):
         return list(slots)
+    full_blocks = {page.block_size for page in pages if page.kind in FULL}
     block = full_blocks.pop() if len(full_blocks) == 1 else 0
-    kinds = {"window": "full", "chunk": "full", "window_mla": "mla"}
+    local = ("window", "chunk") if any(page.kind in FULL for page in pages) else ()
     promoted = [
         replace(
-            slot,
-            page=replace(
-                slot.page,
-                kind=kinds[slot.page.kind],  # type: ignore[arg-type]
-                block_size=block or slot.page.block_size,
-            ),
+            slot, page=replace(slot.page, kind="full", block_size=block or slot.page.block_size)
         )
-        if slot.page.kind in kinds
+        if slot.page.kind in local
         else slot
         for slot in slots
     ]
@@ -178,7 +202,7 @@ def _equal_sized(slots: Sequence[Slot]) -> tuple[Group, ...]:
     groups: list[Group] = []
     for bucket in buckets:
         count = -(-len(bucket) // size)
-        groups.extend(Group(tuple(bucket[i::count])) for i in range(count))
+        groups.extend(_merged(bucket[i::count]) for i in range(count))
     return tuple(groups)
 
 
