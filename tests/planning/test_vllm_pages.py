@@ -110,10 +110,16 @@ def test_a_smaller_page_grows_by_tokens_or_is_padded():
 
 
 def test_a_latent_page_cannot_be_padded():
-    odd = [Slot(0, page("full", state_bytes=96)), Slot(0, page("mla", state_bytes=64))]
-    odd.append(Slot(0, page("window", bound=9, state_bytes=96)))
+    odd = [Slot(0, page("state", state_bytes=1536)), Slot(0, page("mla", state_bytes=64))]
     with pytest.raises(Ungroupable, match="latent"):
         group_slots(odd, hybrid_manager=True, block_outermost=False)
+
+
+def test_windows_beside_latents_of_an_odd_size_are_kept_in_full():
+    odd = [Slot(0, page("mla", state_bytes=64)), Slot(0, page("window", bound=9, state_bytes=96))]
+    (group,) = group_slots(odd, hybrid_manager=True, block_outermost=False)
+    assert len(group.slots) == 2
+    assert group.blocks_per_request(1600, 1, aligned=False) == 100
 
 
 @pytest.mark.parametrize(
