@@ -23,6 +23,7 @@ class Naming:
     parallel_norms: int
     first_norm: bool
     key_bias: bool
+    router_bias_row: bool
     extras: tuple[Extra, ...]
     encoder: str | None
     mtp: str | None
@@ -62,6 +63,7 @@ def _resolve(key: str, *, known: bool) -> Naming:
         parallel_norms=row.parallel_norms or 1,
         first_norm=row.first_norm is not False,
         key_bias=row.key_bias is not False,
+        router_bias_row=bool(row.router_bias_row),
         extras=row.extras,
         encoder=row.encoder,
         mtp=row.mtp,
@@ -82,6 +84,9 @@ def _inherit(key: str) -> Row:
         parallel_norms=row.parallel_norms or base.parallel_norms,
         first_norm=base.first_norm if row.first_norm is None else row.first_norm,
         key_bias=base.key_bias if row.key_bias is None else row.key_bias,
+        router_bias_row=(
+            base.router_bias_row if row.router_bias_row is None else row.router_bias_row
+        ),
         extras=base.extras + row.extras,
         encoder=row.encoder or base.encoder,
         mtp=row.mtp or base.mtp,

@@ -43,8 +43,10 @@ class Row:
     `paths` maps a slot to a path; a path may hold {root} and the other prefix slots, {i} for the
     layer, {e} for the expert. `transposed`: linears are stored [in, out]. `parallel_norms`: how
     many norms a layer has whose attention and MLP run side by side. `encoder` names the row of an
-    encoder-decoder's other stack. `mtp` is the path of a multi-token-prediction layer, None when
-    it is not known; `mtp_from_end` counts those layers on from the last decoder layer.
+    encoder-decoder's other stack. `key_bias` False: keys have none though values do.
+    `router_bias_row`: the router's bias is stored as [1, experts]. `mtp` is the path of a
+    multi-token-prediction layer, None when it is not known; `mtp_from_end` counts those layers on
+    from the last decoder layer.
     """
 
     base: str | None = "llama"
@@ -54,7 +56,7 @@ class Row:
     parallel_norms: int | None = None
     first_norm: bool | None = None
     key_bias: bool | None = None
-    final_norm_after_mtp: bool | None = None
+    router_bias_row: bool | None = None
     extras: tuple[Extra, ...] = ()
     encoder: str | None = None
     mtp: str | None = None

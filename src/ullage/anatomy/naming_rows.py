@@ -99,7 +99,6 @@ ROWS: dict[str, Row] = {
         }
     ),
     "falcon": Row("bloom"),
-    "falcon_grouped": Row("falcon", {"pre1": "ln_attn", "pre2": "ln_mlp"}, parallel_norms=2),
     "mpt": Row(
         paths={
             "root": "transformer",
@@ -158,6 +157,34 @@ ROWS: dict[str, Row] = {
             Extra("mtp_layer", "final_layernorm.weight", ("H",)),
         ),
     ),
+    "qwen": Row(
+        paths=TRANSFORMER_H
+        | {
+            "qkv": "attn.c_attn",
+            "o": "attn.c_proj",
+            "gate": "mlp.w2",
+            "up": "mlp.w1",
+            "down": "mlp.c_proj",
+        }
+    ),
+    "exaone": Row("gpt_neo", {"gate": "mlp.c_fc_0", "up": "mlp.c_fc_1"}),
+    "nanochat": Row(paths={"up": "{mlp}.fc1", "down": "{mlp}.fc2"}),
+    "biogpt": Row(
+        "opt", {"root": "biogpt", "final_norm": "{root}.layer_norm", "lm_head": "output_projection"}
+    ),
+    "xglm": Row("opt", {"root": "model", "final_norm": "{root}.layer_norm"}),
+    "hunyuan_v1_dense": Row(
+        paths={"q_norm": "{attn}.query_layernorm", "k_norm": "{attn}.key_layernorm"}
+    ),
+    "glm4v": Row("glm4", {"root": "model.language_model"}),
+    "mllama": Row(
+        paths={
+            "root": "language_model.model",
+            "lm_head": "language_model.lm_head",
+            "cross": "cross_attn",
+            "cross_o": "{cross}.o_proj",
+        }
+    ),
     # mixtures of experts
     "mixtral": Row(paths=MIXTRAL),
     "minimax": Row("mixtral", {"linear": "self_attn"}),
@@ -202,7 +229,9 @@ ROWS: dict[str, Row] = {
     "kimi_linear": Row(
         "mixtral", {"linear": "self_attn", "mlp": "mlp", "shared": "{moe}.shared_experts"}
     ),
-    "ernie4_5_moe": Row(paths={"router_bias": "{moe}.moe_statics.e_score_correction_bias"}),
+    "ernie4_5_moe": Row(
+        paths={"router_bias": "{moe}.moe_statics.e_score_correction_bias"}, router_bias_row=True
+    ),
     "mistral4": Row(experts="stacked"),
     "mimo_v2_flash": Row(paths={"sinks": "{attn}.attention_sink_bias"}),
     "gpt_oss": Row(paths={"router": "{moe}.router"}, experts="stacked_in_out"),
@@ -293,7 +322,50 @@ ROWS: dict[str, Row] = {
             Extra("mtp_layer", "head.weight", ("V", "H"), "lm_head"),
         ),
     ),
+    "exaone_moe": Row(paths={"router_bias": "{moe}.e_score_correction_bias"}),
+    "hy_v3": Row(
+        paths={
+            "router": "{moe}.router.gate",
+            "router_bias": "{moe}.expert_bias",
+            "shared": "{moe}.shared_mlp",
+        }
+    ),
+    "hunyuan_v1_moe": Row(
+        "hunyuan_v1_dense", {"router": "{moe}.gate.wg", "shared": "{moe}.shared_mlp"}
+    ),
+    "afmoe": Row(
+        paths={
+            "router": "{moe}.router.gate",
+            "router_bias": "{moe}.expert_bias",
+            "element_gate": "{attn}.gate_proj",
+            "pre2": "pre_mlp_layernorm",
+            "post2": "post_mlp_layernorm",
+        }
+    ),
+    "laguna": Row("qwen2_moe", {"router_bias": "{experts}.e_score_correction_bias"}),
+    "bailing_moe": Row(
+        paths={
+            "embed": "{root}.word_embeddings",
+            "attn": "attention",
+            "qkv": "{attn}.query_key_value",
+            "o": "{attn}.dense",
+            "q_norm": "{attn}.query_layernorm",
+            "k_norm": "{attn}.key_layernorm",
+            "router_bias": "{router}.expert_bias",
+        }
+    ),
+    "glm4v_moe": Row("deepseek_v3", {"root": "model.language_model"}),
     # recurrent and hybrid
+    "recurrent_gemma": Row(
+        paths={
+            "pre1": "temporal_pre_norm",
+            "pre2": "channel_pre_norm",
+            "attn": "temporal_block",
+            "linear": "temporal_block",
+            "mlp": "mlp_block",
+            "final_norm": "{root}.final_norm",
+        }
+    ),
     "mamba": Row(paths=HYBRID_HEAD),
     "nemotron_h": Row(
         "mamba", {"latent_in": "{moe}.fc1_latent_proj"}, mtp="mtp.layers.{i}", mtp_from_end=False
@@ -318,6 +390,32 @@ ROWS: dict[str, Row] = {
     "qwen2_vl": Row(),
     "llava": Row(paths={"root": "language_model.model", "lm_head": "language_model.lm_head"}),
     # encoders and encoder-decoders
+    "deberta": Row(
+        "bert",
+        {
+            "root": "deberta",
+            "q": "{attn}.query_proj",
+            "k": "{attn}.key_proj",
+            "v": "{attn}.value_proj",
+        },
+    ),
+    "nomic_bert": Row(
+        "bert",
+        {
+            "root": "nomic_bert",
+            "layer": "{root}.encoder.layers.{i}",
+            "embed_norm": "{root}.emb_ln",
+            "attn": "attn",
+            "qkv": "attn.Wqkv",
+            "o": "attn.out_proj",
+            "post1": "norm1",
+            "post2": "norm2",
+            "mlp": "mlp",
+            "gate": "{mlp}.fc12",
+            "up": "{mlp}.fc11",
+            "down": "{mlp}.fc2",
+        },
+    ),
     "bert": Row(paths=BERT, extras=mlm_head("cls.predictions.transform.", "LayerNorm")),
     "roberta": Row(
         paths=BERT
@@ -409,20 +507,32 @@ ALIASES: dict[str, str] = {
         "llama": "mistral mistral3_text ministral ministral3 qwen2 qwen3 qwen3_moe gemma granite "
         "olmo olmo2 olmo3 olmoe cohere cohere2 stablelm smollm3 seed_oss arcee nemotron deci "
         "nemotron-nas ernie4_5 exaone4 helium yi solar xverse deepseek_v2 dots1 flex_olmo "
-        "qwen3_vl_text qwen2_vl_text qwen2_5_vl_text",
+        "qwen3_vl_text qwen2_vl_text qwen2_5_vl_text glm4_moe_lite solar_open cohere2_moe minicpm "
+        "minicpm3 youtu sarvam_mla internlm internlm3 granite_swa hyperclovax iquestcoder jais2 "
+        "stablelm_epoch qwen2_5_omni_text exaone4_5",
         "gemma2": "gemma3_text vaultgemma",
         "mixtral": "phimoe",
+        "glm4": "glm4v_text",
+        "glm4_moe": "glm4v_moe_text",
+        "mllama": "mllama_text_model",
+        "gpt_bigcode": "starcoder",
+        "gpt2": "gpt-sw3",
+        "minimax": "minimax_text_01 minimax_m1",
+        "minimax_m3": "minimax_m3_vl_text",
+        "bailing_moe": "bailing_moe_v2",
+        "bert": "ernie",
+        "deberta": "deberta-v2",
         "qwen2_vl": "qwen2_5_vl Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
         "qwen3_5_text": "qwen3_5_moe_text",
         "qwen3_5": "qwen3_5_moe Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
         "deepseek_v3": "deepseek_v32 kimi_k2 glm_moe_dsa",
         "deepseek_v4": "deepseek_ref",
-        "step3p5": "step3p7",
+        "step3p5": "step3p7 step3p5v",
         "granitemoe": "granitemoeshared granitemoehybrid",
         "mamba": "mamba2 falcon_mamba",
         "jamba": "bamba falcon_h1",
         "roberta": "xlm-roberta xlm_roberta camembert",
-        "bart": "mbart pegasus marian",
+        "bart": "mbart pegasus marian blenderbot m2m_100",
         "t5": "mt5 umt5",
         # wrappers that keep their language model under another prefix, by class name
         "qwen3_vl": "Qwen3VLForConditionalGeneration",

@@ -53,7 +53,8 @@ def experts(s: Stack, ff: Experts) -> None:
     if ff.score_correction_bias:
         path = paths["router_bias"]
         suffix = ".bias" if path.endswith(".bias") else ""
-        s.tensor(path.removesuffix(".bias"), (num,), "bias", suffix=suffix, dtype="float32")
+        shape = (1, num) if s.naming.router_bias_row else (num,)
+        s.tensor(path.removesuffix(".bias"), shape, "bias", suffix=suffix, dtype="float32")
     width = ff.latent or hidden
     if ff.latent:
         s.linear(paths["latent_in"], width, hidden, "latent", "replicated")

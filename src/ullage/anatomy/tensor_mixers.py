@@ -61,7 +61,7 @@ def attention(s: Stack, a: Attention, cross: str = "") -> None:
     hidden, paths = s.spec.hidden_size, s.paths
     q_rows = a.num_heads * a.head_dim
     k_rows, v_rows = a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_head_dim
-    if a.output_gate == "element":
+    if a.output_gate == "element" and "element_gate" not in paths:
         q_rows *= 2  # the gate lies beside the queries in one matrix (Qwen3-Next, Qwen3.5)
     own_kv = a.kv_shared_from is None
     if "qkv" in paths and not cross and own_kv and not a.k_eq_v:
@@ -77,6 +77,8 @@ def attention(s: Stack, a: Attention, cross: str = "") -> None:
                         groups=a.num_kv_heads)  # fmt: skip
     s.linear(paths[cross + "o"], hidden, a.num_heads * a.v_head_dim, "o", "row",
                 bias=a.o_bias)  # fmt: skip
+    if a.output_gate == "element" and "element_gate" in paths:
+        s.linear(paths["element_gate"], q_rows, hidden, "attn_gate", "column")
     if a.output_gate == "head":
         s.linear(paths["head_gate"], a.num_heads, hidden, "attn_gate", "column")
     if a.qk_norm is not None:
@@ -229,6 +231,8 @@ def linear_attention(s: Stack, a: LinearAttention) -> None:
         s.linear(f"{path}.out_proj", hidden, v_rows, "linear_out", "row")
     elif a.kind == "kda":
         kda(s, a, k_rows, v_rows)
+    elif a.kind == "rg_lru":
+        rg_lru(s, a)
     else:
         s.linear(f"{path}.qkv_proj", 2 * k_rows + v_rows, hidden, "linear_in", "column")
         s.linear(f"{path}.output_gate", v_rows, hidden, "linear_in", "column")
@@ -250,6 +254,21 @@ def kda(s: Stack, a: LinearAttention, k_rows: int, v_rows: int) -> None:
     s.tensor(f"{path}.dt_bias", (k_rows,), "linear", "column", suffix="", cut=0)
     s.norm(f"{path}.o_norm", a.v_head_dim)
     s.linear(f"{path}.o_proj", hidden, v_rows, "linear_out", "row")
+
+
+def rg_lru(s: Stack, a: LinearAttention) -> None:
+    """RecurrentGemma's recurrence: two input branches, a convolution, block-diagonal gates."""
+    hidden, path = s.spec.hidden_size, s.paths["linear"]
+    width, heads, head = a.num_v_heads * a.v_head_dim, a.num_v_heads, a.v_head_dim
+    for leaf in ("linear_y", "linear_x"):
+        s.linear(f"{path}.{leaf}", width, hidden, "linear_in", "column", bias=True)
+    conv1d(s, f"{path}.conv_1d", width, a.d_conv, bias=True)
+    lru = f"{path}.rg_lru"
+    s.tensor(f"{lru}.recurrent_param", (width,), "linear", "column", suffix="", cut=0)
+    for gate in ("input_gate", "recurrent_gate"):
+        for leaf, shape in (("weight", (heads, head, head)), ("bias", (heads, head))):
+            s.tensor(f"{lru}.{gate}_{leaf}", shape, "linear", "column", suffix="", cut=0)
+    s.linear(f"{path}.linear_out", hidden, width, "linear_out", "row", bias=True)
 
 
 def short_conv(s: Stack, c: ShortConv) -> None:
