@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
+from typing import TYPE_CHECKING
 
-from ullage.anatomy.quantization_match import scheme_table
 from ullage.anatomy.spec import ModelSpec, WeightScheme
-from ullage.anatomy.tensors import TensorSpec, expected_tensors
 from ullage.audit import vllm
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject
 from ullage.findings.finding import Evidence, Severity
+
+if TYPE_CHECKING:
+    from ullage.anatomy.tensors import TensorSpec
 
 MERGED_ROLES = frozenset(
     ("q", "k", "v", "qkv", "gate", "up", "gate_up", "shared_gate", "shared_up", "shared_gate_up")
@@ -64,6 +66,10 @@ def matrices(spec: ModelSpec) -> tuple[Matrix, ...]:
     """Each distinct quantised matrix of the decoder, the first module of its kind as its name."""
     if spec.quantization is None or not spec.quantization.schemes:
         return ()
+    # Imported late: most audits are of models without quantisation, and should start at once.
+    from ullage.anatomy.quantization_match import scheme_table
+    from ullage.anatomy.tensors import expected_tensors
+
     table = scheme_table(spec.quantization)
     found: dict[tuple[object, ...], Matrix] = {}
     for tensor in expected_tensors(spec):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ullage.anatomy import Model
-from ullage.anatomy.compare import Comparison, compare
 from ullage.anatomy.spec import (
     Anatomy,
     Attention,
@@ -30,6 +29,7 @@ from ullage.costs.hardware import Gpus
 from ullage.findings.finding import Evidence
 
 if TYPE_CHECKING:
+    from ullage.anatomy.compare import Comparison
     from ullage.planning.ledger import Ledger
 
 NESTED_TEXT_KEYS = (
@@ -186,6 +186,8 @@ def subject_of(
     anatomy, checkpoint = model.anatomy, model.checkpoint
     comparison = None
     if checkpoint is not None and checkpoint.has_headers:
+        from ullage.anatomy.compare import compare  # costs start-up, and needs headers
+
         comparison = compare(anatomy.spec, checkpoint)
     brackets = tuple(
         _with_spec(replace(model, anatomy=Anatomy(spec, spec, spec, anatomy.sources)), deployment,

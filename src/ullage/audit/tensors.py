@@ -7,12 +7,15 @@ are `checkpoint.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ullage.anatomy.compare import Comparison, Difference
 from ullage.audit.checkpoint import NO_HEADERS
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject, unit_count
 from ullage.findings.finding import Evidence, Severity
+
+if TYPE_CHECKING:
+    from ullage.anatomy.compare import Comparison, Difference
 
 
 def _lacking(subject: Subject) -> NotEvaluable | None:

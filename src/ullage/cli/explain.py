@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from textwrap import fill
 
-from ullage.audit.rule import Rule
+from ullage.audit.pages import explanation
 from ullage.audit.rules import RULES, find_rule
-
-WIDTH = 88
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,18 +27,3 @@ def run(args: argparse.Namespace) -> int:
         return 0
     sys.stdout.write(explanation(find_rule(args.rule)))
     return 0
-
-
-def explanation(rule: Rule) -> str:
-    """The rule as text for a terminal."""
-    parts = (
-        ("Why", rule.why),
-        ("Fix", rule.fix),
-        ("Example", f"fires on: {rule.example}"),
-        ("Source", rule.source),
-    )
-    body = "\n\n".join(
-        f"{name}\n" + fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
-        for name, text in parts
-    )
-    return f"{rule.id}  {rule.title}\n{rule.severity.name}, {rule.category}\n\n{body}\n"

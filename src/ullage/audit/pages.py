@@ -1,0 +1,60 @@
+"""A rule as text: the Markdown page of docs/rules/ and the plain text of `ullage explain`.
+
+Holds layout only; the words are the rule's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+
+from ullage.audit.rule import Rule
+
+WIDTH = 88
+
+
+def explanation(rule: Rule) -> str:
+    """The rule as plain text for a terminal, ending in a newline."""
+    parts = (
+        ("Why", rule.why),
+        ("Fix", rule.fix),
+        ("Example", f"fires on: {rule.example}"),
+        ("Source", rule.source),
+    )
+    body = "\n\n".join(
+        f"{name}\n"
+        + fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        for name, text in parts
+    )
+    return f"{rule.id}  {rule.title}\n{rule.severity.name}, {rule.category}\n\n{body}\n"
+
+
+def rule_page(rule: Rule) -> str:
+    """docs/rules/ID.md."""
+    return (
+        f"# {rule.id}: {rule.title}\n\n"
+        f"{rule.severity.name} · {rule.category}\n\n"
+        f"## Why\n\n{rule.why}\n\n"
+        f"## Fix\n\n{rule.fix}\n\n"
+        f"## Example\n\nFires on: {rule.example}\n\n"
+        f"## Source\n\n{rule.source}\n"
+    )
+
+
+def index_page(rules: Sequence[Rule]) -> str:
+    """docs/rules/README.md: all rules by category."""
+    rows = [
+        "# Rules of `ullage audit`",
+        "",
+        "Each rule fires, is clear, or could not be evaluated (then it names what was missing).",
+        "`ullage explain ID` prints the same pages. Severities are the usual ones; a finding may",
+        "be graver or milder where the case is.",
+    ]
+    for category in dict.fromkeys(rule.category for rule in rules):
+        rows += ["", f"## {category}", "", "| id | severity | rule |", "|---|---|---|"]
+        rows += [
+            f"| [{rule.id}]({rule.id}.md) | {rule.severity.name} | {rule.title} |"
+            for rule in rules
+            if rule.category == category
+        ]
+    return "\n".join(rows) + "\n"

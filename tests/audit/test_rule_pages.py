@@ -1,0 +1,50 @@
+"""Each rule has a page that is current, and `ullage explain` says the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from ullage.audit import RULES
+from ullage.cli.main import main
+from ullage.findings import Severity
+
+TOOL = Path(__file__).parents[2] / "tools" / "generate_rule_pages.py"
+
+
+def test_the_pages_are_current():
+    spec = importlib.util.spec_from_file_location("generate_rule_pages", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.stale() == [], "run python tools/generate_rule_pages.py"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_rule_is_explained_in_sentences(rule, capsys):
+    assert main(["explain", rule.id.lower()]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (rule.title, rule.why, rule.fix, rule.source, rule.example):
+        assert text and " ".join(text.split()) in shown
+    assert rule.why.endswith(".") and rule.fix.endswith(".")
+    assert not rule.title.endswith(".")
+
+
+def test_ids_are_unique_stable_in_form_and_in_order():
+    ids = [rule.id for rule in RULES]
+    assert ids == sorted(set(ids))
+    assert all(len(i) == 4 and i[0] == "A" and i[1:].isdecimal() for i in ids)
+    assert len({rule.title for rule in RULES}) == len(RULES)
+    assert {rule.severity for rule in RULES} == set(Severity)
+
+
+def test_explain_without_an_id_lists_all(capsys):
+    assert main(["explain"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(RULES)
+
+
+def test_explain_of_an_unknown_id_is_one_sentence(capsys):
+    assert main(["explain", "A999"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and "A999" in said.err
