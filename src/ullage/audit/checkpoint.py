@@ -15,7 +15,9 @@ from ullage.findings.finding import Evidence, Severity
 
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 NOT_WEIGHTS = ("training_args.", "optimizer.", "scheduler.", "rng_state", "tokenizer.")
-HEAD_NAMES = ("lm_head.weight", "output.weight", "embed_out.weight")
+HEAD_NAMES = ("lm_head.weight", "embed_out.weight")
+# GGUF's and Mistral's name of the head; layers end in it too (blk.0.attn_output.weight).
+WHOLE_HEAD_NAME = "output.weight"
 FLOAT_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 NO_HEADERS = NotEvaluable(("headers of safetensors or GGUF files beside the configuration",))
 
@@ -158,6 +160,10 @@ def _remote_code(subject: Subject) -> Verdict:
     )
 
 
+def _is_head(name: str) -> bool:
+    return name.endswith(HEAD_NAMES) or name == WHOLE_HEAD_NAME
+
+
 def _head(subject: Subject) -> Verdict:
     checkpoint, spec = headers(subject), subject.spec
     if not spec.lm_head:
@@ -166,7 +172,7 @@ def _head(subject: Subject) -> Verdict:
         return NO_HEADERS
     if not checkpoint.is_complete:
         return NotEvaluable(("all shards of the checkpoint",))
-    stored = next((t for t in checkpoint.tensors if t.name.endswith(HEAD_NAMES)), None)
+    stored = next((t for t in checkpoint.tensors if _is_head(t.name)), None)
     facts = (
         subject.fact("tie_word_embeddings", spec.tie_embeddings),
         Evidence("lm_head", stored.name if stored else None, "", f"{checkpoint.format} headers"),
