@@ -25,14 +25,15 @@ VERIFIED: Basis = "vllm 0.32 rule, verified on CPU"
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """One block table: the kinds of its layers, how many, tokens per block, bytes of a block over
-    its layers on the fullest rank, and blocks that one longest request takes from the pool."""
+    """One block table: the kinds of its layers, how many they are, tokens per block, the distinct
+    page sizes, and the blocks of the pool that one request of max_model_len takes."""
 
     kinds: tuple[str, ...]
     num_layers: int
     block_size: int
     page_bytes: tuple[int, ...]
     blocks_per_request: int
+    scheduler_page_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ def _describe(pool: Pool, group: Group, length: int) -> CacheGroup:
         block_size=group.block_size,
         page_bytes=tuple(dict.fromkeys(page.page_bytes for page in pages)),
         blocks_per_request=pool.group_blocks(group, length),
+        scheduler_page_bytes=pages[0].page_bytes,
     )
 
 

@@ -227,8 +227,10 @@ class _Deciding:
                 asked, source = self._checkpoint_kv_dtype(
                     quantization.method, quantization.kv_scheme
                 )
-        if self.kinds.compressed is not None and not self.cpu and self.capability[0] == 9:
-            asked, source = "fp8_ds_mla", "vLLM: compressed attention on this GPU keeps fp8_ds_mla"
+        if self.kinds.compressed is not None and not self.cpu:
+            if asked != "auto" and not asked.startswith("fp8"):
+                self.refusals.append(f"compressed attention keeps fp8_ds_mla, not {asked}")
+            asked, source = "fp8_ds_mla", "vLLM: what its kernels for compressed attention keep"
         if self.kinds.sparse and not self.cpu and self.capability[0] == 9 and asked[:3] == "fp8":
             asked, source = "fp8_ds_mla", "vLLM: fp8 of sparse latent attention is fp8_ds_mla"
         if asked == "bfloat16" and self.kinds.sparse:
@@ -364,6 +366,11 @@ class _Deciding:
     def _refuse_what_has_no_kernel(self) -> None:
         if self.cpu and (self.kinds.sparse or self.kinds.sparse_gqa):
             self.refusals.append("vLLM has no kernel for sparse attention on a CPU")
+        if self.cpu and self.kinds.compressed is not None:
+            self.refusals.append("vLLM's compressed attention needs a CPU with AMX")
+        sparse = self.kinds.sparse or self.kinds.compressed is not None
+        if not self.cpu and sparse and self.capability[0] in (7, 8):
+            self.refusals.append("vLLM's sparse latent kernels need a Hopper GPU or a newer one")
 
     def _blocks(
         self, dtype: str, kv_cache_dtype: str, max_model_len: int, aligned: bool

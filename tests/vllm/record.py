@@ -1,0 +1,102 @@
+"""Records what vLLM answers for a chosen list of cases, for the default tests to compare with.
+
+    .venv/bin/python tests/vllm/record.py [name …]
+
+asks the vLLM of tools/vllm_setup.sh and rewrites tests/planning/fixtures/vllm-0.32-cpu.jsonl (with
+names: only those cases anew). The cases are drawn from fixed seeds by `draws.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ask import ask_vllm
+from compare import beyond_sizing, differences
+from draws import case_of, sources
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "planning" / "fixtures" / "vllm-0.32-cpu.jsonl"
+
+CHOSEN = {
+    # full attention
+    "Qwen--Qwen3-8B": (1, 2),
+    "Qwen--Qwen3-VL-8B-Instruct": (1,),
+    "MiniMaxAI--MiniMax-M2.5": (1,),
+    "library--gpt2": (1,),
+    "library--opt": (1,),
+    # windows beside full attention, windows only, chunks
+    "openai--gpt-oss-120b": (1, 2, 3),
+    "library--gemma2": (1, 2),
+    "library--gemma3_text": (1, 2),
+    "library--cohere2": (1,),
+    "library--olmo3": (1,),
+    "library--exaone4": (1,),
+    "library--mistral": (1, 2),
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct": (1, 2),
+    # separate head sizes, shared KV
+    "google--gemma-4-26B-A4B": (1, 2, 3),
+    "library--gemma4_text": (1, 2),
+    "library--gemma3n_text": (1, 2),
+    # latent attention
+    "deepseek-ai--DeepSeek-V3": (1, 2),
+    "moonshotai--Kimi-K2-Instruct": (1,),
+    "library--deepseek_v2": (1,),
+    # state-space and delta-net hybrids
+    "Qwen--Qwen3.5-27B": (1, 2, 3),
+    "Qwen--Qwen3.5-397B-A17B": (1,),
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (1, 2),
+    "nvidia--Nemotron-H-56B-Base-8K": (1,),
+    "library--qwen3_next": (1, 2),
+    "library--falcon_h1": (1, 2),
+    "library--jamba": (1, 2),
+    "library--bamba": (1,),
+    "library--granitemoehybrid": (1,),
+    "library--lfm2": (1, 2),
+    "library--olmo_hybrid": (1,),
+    # no attention, no decoder
+    "library--mamba": (1, 2),
+    "library--mamba2": (1, 2),
+    "library--falcon_mamba": (1,),
+    "library--bert": (1,),
+}
+
+
+def main(names: list[str]) -> None:
+    readers = dict(sources())
+    cases = [
+        case_of(name, readers[name](), seed).as_json()
+        for name, seeds in CHOSEN.items()
+        for seed in seeds
+        if not names or any(part in name for part in names)
+    ]
+    python = Path(os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32").expanduser()
+    kept = {}
+    if names and FIXTURES.exists():
+        lines = map(json.loads, FIXTURES.read_text().splitlines())
+        kept = {line["case"]["name"]: line for line in lines}
+    oracle = ROOT / "tools" / "vllm_oracle.py"
+    for case, answer in zip(cases, ask_vllm(python / "bin/python", oracle, cases), strict=True):
+        answer.pop("seconds", None)
+        answer.pop("name")
+        if beyond_sizing(answer):
+            print(f"not startable here: {case['name']}: {answer['refused'][:150]}")
+            continue
+        kept[case["name"]] = {"case": case, "answer": answer}
+        try:
+            lines = differences(case, answer)
+        except Exception as error:  # recording goes on; the tests will say so
+            lines = [repr(error)]
+        print("differs" if lines else "equal  ", case["name"], *lines, sep="\n    " * bool(lines))
+    text = "".join(json.dumps(kept[name], sort_keys=True) + "\n" for name in sorted(kept))
+    temporary = FIXTURES.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(FIXTURES)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
