@@ -216,16 +216,19 @@ def roofline_points(spec: ModelSpec, seen: Measurements, serving: Serving) -> li
     points: list[dict[str, Any]] = []
     for label, size, rate, context in decodes(seen):
         bound = step_bound(spec, Step(size, 1, int(context)), serving)
-        points.append(_point(label, bound, size / rate))
+        points.append(_point(label, f"decode × {size}", bound, size / rate))
     longest = max(seen.prefill, key=lambda p: p.prompt_tokens)
     bound = step_bound(spec, Step(1, longest.prompt_tokens), serving)
-    points.append(_point(f"prefill of {longest.prompt_tokens}", bound, longest.ttft_s))
+    name = f"prefill of {longest.prompt_tokens}"
+    short = f"prefill {longest.prompt_tokens}"
+    points.append(_point(name, short, bound, longest.ttft_s))
     return points
 
 
-def _point(name: str, bound: StepBound, seconds: float) -> dict[str, Any]:
+def _point(name: str, short: str, bound: StepBound, seconds: float) -> dict[str, Any]:
     return {
         "name": name,
+        "short": short,
         "flops_per_byte": bound.flops / bound.num_bytes,
         "flops_per_s": bound.flops / seconds,
         "source": "FLOPs and bytes modelled by costs.operators, time measured",

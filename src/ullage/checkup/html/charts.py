@@ -59,13 +59,15 @@ def kv_growth(
     if measured:
         middle = measured[len(measured) // 2]
         x, y = frame.at(*middle)
-        y = min(y + 26, frame.y.start - 8)
-        body.append(svg.text(x + 16, y, "measured (dots)", kind="label measured"))
+        x = min(x + 16, frame.x.end - 112)
+        body.append(
+            svg.text(x, min(y + 28, frame.y.start - 8), "measured (dots)", kind="label measured")
+        )
     anchor = predicted[int(len(predicted) * 0.42)]
     x, y = frame.at(*anchor)
-    body.append(
-        svg.text(x - 8, y - 16, "predicted, in blocks", kind="label predicted", anchor="end")
-    )
+    name = "predicted, in blocks"
+    x = max(x - 8, frame.x.start + svg.text_width(name) + 4)
+    body.append(svg.text(x, y - 20, name, kind="label predicted", anchor="end"))
     x, y = frame.at(tokens * 0.16, tokens * 0.16 * token_at_a_time)
     body.append(svg.text(x + 10, y + 16, "bytes that tokens need", kind="label muted"))
     return svg.canvas(width, 250.0, "KV cache growth, predicted and measured", body)
@@ -96,20 +98,19 @@ def roofline(
     body.append(svg.path(frame.points(roof), "roof"))
     x, y = frame.at(ridge, flops)
     body.append(svg.text(x + 4, y - 8, f"multiply {words.quantity(flops, 'FLOP/s')}", kind="label"))
-    x, y = frame.at((low * ridge) ** 0.5, bandwidth * (low * ridge) ** 0.5)
-    reads = f"read {words.byte_size(bandwidth)}/s"
-    fits = x - 12 - 7.2 * len(reads) > LEFT
-    body.append(
-        svg.text(
-            x - 12 if fits else x + 14,
-            y - 4 if fits else y + 12,
-            reads,
-            kind="label",
-            anchor="end" if fits else "start",
-        )
-    )
+    body.append(_slope_label(frame, bandwidth, low, ridge))
     body.extend(_roofline_points(frame, points, bandwidth, flops))
     return svg.canvas(width, 300.0, "Roofline of this machine", body)
+
+
+def _slope_label(frame: Frame, bandwidth: float, low: float, ridge: float) -> str:
+    """What the slanted part of the roof is, left of it where there is always room above."""
+    at = low * (ridge / low) ** 0.72
+    x, y = frame.at(at, bandwidth * at)
+    rate = f"{words.byte_size(bandwidth)}/s"
+    full = f"read {rate}"
+    fits = x - 10 - svg.text_width(full) > frame.x.start
+    return svg.text(x - 10, y, full if fits else rate, kind="label", anchor="end")
 
 
 def _roofline_points(
@@ -119,22 +120,16 @@ def _roofline_points(
     out: list[str] = []
     spots = [frame.at(p["flops_per_byte"], p["flops_per_s"]) for p in points]
     heights = svg.spread([y + 4 for _, y in spots], 15.0, frame.y.end + 10, frame.y.start - 4)
+    roomy = frame.x.end - frame.x.start > 500
     for point, (x, y), label_y in zip(points, spots, heights, strict=True):
         roof = min(flops, bandwidth * point["flops_per_byte"])
         out.append(svg.line((x, y), (x, frame.y(roof)), "gap"))
         out.append(svg.circle((x, y), 4.2, "measured-dot"))
         share = words.percent(point["flops_per_s"] / roof)
-        label = f"{point['name']} · {share}"
-        room = frame.x.end - x > 7.0 * len(label)
-        out.append(
-            svg.text(
-                x + 9 if room else x - 9,
-                label_y,
-                label,
-                kind="label measured",
-                anchor="start" if room else "end",
-            )
-        )
+        label = f"{point['name'] if roomy else point['short']} · {share}"
+        if abs(label_y - 4 - frame.y(roof)) < 13:  # the roof's own line would strike it out
+            label_y = frame.y(roof) + 18
+        out.append(svg.beside(frame, (x, label_y), label, "label measured"))
     return out
 
 

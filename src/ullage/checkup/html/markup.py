@@ -33,8 +33,13 @@ def value(text: object) -> Cell:
     return Cell(escape(text), numeric=True)
 
 
+def roomy(text: object) -> Cell:
+    """A number that a narrow screen leaves out."""
+    return Cell(escape(text), numeric=True, kind="roomy")
+
+
 def source(text: object) -> Cell:
-    return Cell(f'<span class="source">{escape(text)}</span>')
+    return Cell(f'<span class="source">{escape(text)}</span>', kind="from")
 
 
 def section(title: str, captions: Iterable[str], body: str, *, name: str) -> str:
@@ -47,22 +52,39 @@ def section(title: str, captions: Iterable[str], body: str, *, name: str) -> str
 
 
 def table(
-    head: Sequence[Cell], rows: Iterable[Sequence[Cell]], *, total: Sequence[Cell] | None = None
+    head: Sequence[Cell],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    total: Sequence[Cell] | None = None,
+    kind: str = "",
 ) -> str:
-    """A table in its own scroller, so that a wide one never widens the page."""
-    lines = ["".join(_cell("th", cell) for cell in head)]
-    body = "".join(f"<tr>{''.join(_cell('td', c) for c in row)}</tr>" for row in rows)
+    """A table in its own scroller, so that a wide one never widens the page.
+
+    With `kind="stack"` a narrow screen shows each row as a small block with its source below, and
+    numbers named by the words of their column.
+    """
+    labels = [cell.html if cell.numeric else "" for cell in head]
+    top = "".join(_cell("th", cell) for cell in head)
+    body = "".join(_row(row, labels) for row in rows)
     if total is not None:
-        body += f'<tr class="total">{"".join(_cell("td", c) for c in total)}</tr>'
+        body += _row(total, labels, ' class="total"')
+    classes = f' class="{kind}"' if kind else ""
     return (
-        f'<div class="scroll"><table><thead><tr>{lines[0]}</tr></thead>'
+        f'<div class="scroll"><table{classes}><thead><tr>{top}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
-def _cell(tag: str, cell: Cell) -> str:
+def _row(cells: Sequence[Cell], labels: Sequence[str], attribute: str = "") -> str:
+    inner = "".join(_cell("td", c, label) for c, label in zip(cells, labels, strict=True))
+    return f"<tr{attribute}>{inner}</tr>"
+
+
+def _cell(tag: str, cell: Cell, label: str = "") -> str:
     classes = " ".join(name for name in ("n" if cell.numeric else "", cell.kind) if name)
     attribute = f' class="{classes}"' if classes else ""
+    if label:
+        attribute += f' data-label="{label}"'
     return f"<{tag}{attribute}>{cell.html}</{tag}>"
 
 
@@ -80,7 +102,8 @@ def figures_table(rows: Iterable[tuple[str, Mapping[str, Any] | None]]) -> str:
         said = "" if figure is None else figure.get("source", "")
         note = "" if figure is None else figure.get("note", "")
         lines.append([words(name), value(figure_text(figure)), source(joined(said, note))])
-    return table([words("what"), value("value"), words("source")], lines)
+    head = [words("what"), value(""), words("source")]
+    return table(head, lines, kind="stack")
 
 
 def joined(*parts: object) -> str:

@@ -19,6 +19,7 @@ from ullage.checkup.html.markup import (
     figures_table,
     joined,
     plain_list,
+    roomy,
     section,
     source,
     table,
@@ -95,15 +96,15 @@ def _latencies(distributions: Mapping[str, Any]) -> str:
     rows = [
         [
             words(name),
-            value(say.count(len(data["values"]))),
+            roomy(say.count(len(data["values"]))),
             *(value(figure_text(data[field])) for _, field in QUANTILES),
-            value(figure_text(data["mean"])),
+            roomy(figure_text(data["mean"])),
         ]
         for key, name in names.items()
         if (data := distributions[key]) is not None
     ]
-    head = [words("measured at the client"), value("count")]
-    head += [value(name) for name, _ in QUANTILES] + [value("mean")]
+    head = [words("measured at the client"), roomy("count")]
+    head += [value(name) for name, _ in QUANTILES] + [roomy("mean")]
     return table(head, rows)
 
 
@@ -159,7 +160,7 @@ def comparison(document: Document) -> str:
                 value(figure_text(row["predicted"])),
                 value(figure_text(row["actual"])),
                 value(say.signed_percent(error["value"])),
-                Cell(charts.error_bar(error["value"], limit)),
+                Cell(charts.error_bar(error["value"], limit), kind="bar-cell"),
                 source(joined(row["predicted"]["source"], row["note"])),
             ]
         )
@@ -172,5 +173,8 @@ def comparison(document: Document) -> str:
         words("how it was predicted"),
     ]
     return section(
-        "Predicted beside actual", part["captions"], table(head, rows), name="comparison"
+        "Predicted beside actual",
+        part["captions"],
+        table(head, rows, kind="stack compare"),
+        name="comparison",
     )

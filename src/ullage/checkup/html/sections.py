@@ -5,7 +5,7 @@ Holds how these parts of the document are shown; the run's parts are `run_sectio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.checkup.html import charts
@@ -16,6 +16,7 @@ from ullage.checkup.html.markup import (
     figures_table,
     joined,
     plain_list,
+    roomy,
     section,
     source,
     table,
@@ -37,8 +38,8 @@ def findings(document: Document) -> str:
     clear = [f for f in audit["findings"] if f["state"] == "clear"]
     body = "".join(_finding(f) for f in fired) or "<p>No rule fired.</p>"
     if missing:
-        rows = [(f["id"], f"{f['title']}: lacks {', '.join(f['missing'])}") for f in missing]
-        body += f"<h3>Rules that could not be evaluated ({len(missing)})</h3>{plain_list(rows)}"
+        body += f"<h3>Rules that could not be evaluated ({len(missing)}), by what they lacked</h3>"
+        body += plain_list(_by_what_was_missing(missing))
     if clear:
         rows = [(f["id"], f["title"]) for f in clear]
         body += (
@@ -46,11 +47,22 @@ def findings(document: Document) -> str:
             f"{plain_list(rows)}</details>"
         )
     captions = (
-        f"Judged for {audit['judged_for']}: {len(fired)} of {len(audit['findings'])} rules fired, {len(clear)} were evaluated and "
-        f"are clear, {len(missing)} lacked something.",
+        f"Judged for {audit['judged_for']}: {len(fired)} of {len(audit['findings'])} rules fired, "
+        f"{len(clear)} were evaluated and are clear, {len(missing)} lacked something.",
         "A rule that was not evaluated says nothing about the model.",
+        audit["hint"],
     )
     return section("Findings", captions, body, name="findings")
+
+
+def _by_what_was_missing(findings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(what was missing, the rules that needed it), most rules first."""
+    groups: dict[str, list[str]] = {}
+    for finding in findings:
+        rule = f"{finding['id']} {finding['title']}"
+        groups.setdefault(", ".join(finding["missing"]), []).append(rule)
+    ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return [(f"{lack}:", "; ".join(rules)) for lack, rules in ranked]
 
 
 def _finding(finding: Mapping[str, Any]) -> str:
@@ -86,7 +98,7 @@ def ledger(document: Document) -> str:
         if all(row["bytes"] >= 0 for row in rows):
             body += drawing(lambda width, rows=rows: charts.ledger_bar(rows, width))  # type: ignore[misc]
         body += table(
-            [words("part"), value("bytes"), value(""), value("share"), words("source")],
+            [words("part"), value("bytes"), value(""), roomy("share"), words("source")],
             [
                 [
                     Cell(
@@ -94,7 +106,7 @@ def ledger(document: Document) -> str:
                     ),
                     value(say.count(row["bytes"])),
                     value(say.byte_size(row["bytes"])),
-                    value(say.percent(row["bytes"] / part["total_bytes"], 1)),
+                    roomy(say.percent(row["bytes"] / part["total_bytes"], 1)),
                     source(joined(row["source"], row["note"])),
                 ]
                 for row in rows
@@ -103,9 +115,10 @@ def ledger(document: Document) -> str:
                 words("total"),
                 value(say.count(part["total_bytes"])),
                 value(say.byte_size(part["total_bytes"])),
-                value("100%"),
+                roomy("100%"),
                 source(part["total_source"]),
             ],
+            kind="stack ledger",
         )
     return section("Where the memory goes", captions, body, name="ledger") if body else ""
 
@@ -115,11 +128,12 @@ def fits(document: Document) -> str:
     fit = document["fits"]
     if fit is None:
         return ""
-    head = [words("device"), value("memory")]
+    head = [words("device"), roomy("memory")]
     head += [value(f"{say.count(context)} tokens") for context in fit["contexts"]]
     rows = []
     for row in fit["rows"]:
-        cells = [words(row["gpu"]), value(say.byte_size(row["memory_bytes"]))]
+        memory = roomy(say.byte_size(row["memory_bytes"]))
+        cells = [words(row["gpu"]), memory]
         cells += [_fit(cell) for cell in row["cells"]]
         rows.append(cells)
     body = table(head, rows)
@@ -137,7 +151,7 @@ def _fit(cell: Mapping[str, Any]) -> Cell:
         return Cell("does not fit", numeric=True, kind="none")
     if low == high:
         return value(say.count(low))
-    return value(f"{say.count(low)} to {say.count(high)}")
+    return value(f"{say.count(low)}–{say.count(high)}")
 
 
 def machine(document: Document) -> str:

@@ -175,6 +175,22 @@ def axes(
     return out
 
 
+def text_width(words: str) -> float:
+    """About how wide a bold label is; system fonts differ, so this errs on the wide side."""
+    return 7.3 * len(words)
+
+
+def beside(frame: Frame, at: Point, words: str, kind: str) -> str:
+    """A label right of a point, left of it where the frame ends first, inside the frame always."""
+    x, y = at
+    wide = text_width(words)
+    if x + 9 + wide <= frame.x.end + 8:
+        return text(x + 9, y, words, kind=kind)
+    if x - 9 - wide >= frame.x.start:
+        return text(x - 9, y, words, kind=kind, anchor="end")
+    return text(frame.x.end, y - 12, words, kind=kind, anchor="end")
+
+
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move label positions apart to at least `gap`, in order, within [low, high] where they fit."""
     order = sorted(range(len(positions)), key=lambda i: positions[i])
