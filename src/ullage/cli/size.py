@@ -18,7 +18,6 @@ from ullage.cli.flags import (
     positive_integer,
     sizes_given,
 )
-from ullage.cli.size_table import table_lines
 from ullage.planning.sizing import size_document
 
 
@@ -55,5 +54,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump(document, sys.stdout, allow_nan=False)
         print()
     else:
+        from ullage.cli.size_table import table_lines  # only a reader of tables pays for it
+
         print("\n".join(table_lines(document)))
     return 0

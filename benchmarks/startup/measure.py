@@ -1,0 +1,153 @@
+"""How long `ullage audit` and `ullage size` take from a cold interpreter, and how much they hold.
+
+Each run is a fresh process on a local directory; the median and the worst of N, wall time from
+fork to exit and peak resident memory as the kernel counted it. Writes RESULTS.md beside itself:
+
+    .venv/bin/python benchmarks/startup/measure.py [--runs 25] [--model DIR …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import ullage
+
+WALL_LIMIT_S = 0.25
+MEMORY_LIMIT_MB = 70
+ULLAGE = Path(sys.executable).with_name("ullage")
+RESULTS = Path(__file__).with_name("RESULTS.md")
+SHARED = Path(__file__).parents[3] / "shared" / "configs"
+SHARED_MODELS = ("meta-llama--Meta-Llama-3.1-8B", "deepseek-ai--DeepSeek-V3", "Qwen--Qwen3-0.6B")
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run: wall seconds, processor seconds and peak resident megabytes (10^6 bytes)."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+
+
+def run_once(arguments: list[str]) -> Sample:
+    """Run `ullage` in a fresh process with its output thrown away."""
+    started = time.perf_counter()
+    child = os.posix_spawn(
+        ULLAGE,
+        [str(ULLAGE), *arguments],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+    )
+    _, status, usage = os.wait4(child, 0)
+    wall_s = time.perf_counter() - started
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        sys.exit(f"ullage {' '.join(arguments)} ended with {code}")
+    return Sample(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
+
+
+def cpu_name() -> str:
+    """The processor as the kernel names it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
+
+
+def model_directories(given: list[str], scratch: Path) -> dict[str, Path]:
+    """The directories to measure on: those given, else shared configurations, else a Llama."""
+    if given:
+        return {Path(path).name: Path(path) for path in given}
+    texts = {
+        name: (SHARED / f"{name}_config.json").read_text()
+        for name in SHARED_MODELS
+        if (SHARED / f"{name}_config.json").exists()
+    } or {"Llama-3.1-8B's shape": json.dumps(LLAMA_8B)}
+    directories = {}
+    for number, (name, text) in enumerate(texts.items()):
+        directories[name] = scratch / str(number)
+        directories[name].mkdir()
+        (directories[name] / "config.json").write_text(text)
+    return directories
+
+
+def main() -> int:
+    """Measure, write the table, and return 1 when a median is over a limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=25)
+    parser.add_argument("--model", action="append", default=[], metavar="DIR")
+    args = parser.parse_args()
+    # As an installed package has it. Where PYTHONDONTWRITEBYTECODE is set no run writes bytecode,
+    # and an editable checkout would compile every module anew each time (0.1 s more).
+    compileall.compile_dir(Path(ullage.__file__).parent, quiet=1)
+    rows, worst = [], 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, directory in model_directories(args.model, Path(scratch)).items():
+            for verb in ("audit", "size"):
+                arguments = [verb, str(directory), "--gpu", "H100-SXM:8", "--output", "json"]
+                run_once(arguments)  # the page cache, as on any second use
+                samples = [run_once(arguments) for _ in range(args.runs)]
+                wall_s = statistics.median(sample.wall_s for sample in samples)
+                cpu_s = statistics.median(sample.cpu_s for sample in samples)
+                slowest_s = max(sample.wall_s for sample in samples)
+                peak_mb = max(sample.peak_mb for sample in samples)
+                over = wall_s > WALL_LIMIT_S or peak_mb > MEMORY_LIMIT_MB
+                worst |= over
+                rows.append(
+                    f"| `ullage {verb}` | {name} | {wall_s:.3f} | {slowest_s:.3f} "
+                    f"| {cpu_s:.3f} | {peak_mb:.1f} "
+                    f"| {'over' if over else 'within'} |"
+                )
+                print(rows[-1], file=sys.stderr)
+    text = "\n".join(
+        [
+            "# Cold start of `ullage audit` and `ullage size`",
+            "",
+            f"`--output json --gpu H100-SXM:8` on a local directory, {args.runs} fresh processes "
+            "each after one that is not counted.",
+            f"Limits: median {WALL_LIMIT_S} s wall, peak {MEMORY_LIMIT_MB} MB "
+            "(10^6 bytes) resident.",
+            "Processor seconds say what a busy machine hides; wall time is what is judged.",
+            "Made by `benchmarks/startup/measure.py`.",
+            "",
+            f"ullage {ullage.__version__} · Python {platform.python_version()} · "
+            f"{cpu_name()} × {os.cpu_count()} · load {os.getloadavg()[0]:.1f} · "
+            f"{time.strftime('%Y-%m-%d')}",
+            "",
+            "| command | model | median s | slowest s | processor s | peak MB | limits |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+    fresh = RESULTS.with_suffix(".tmp")
+    fresh.write_text(text)
+    fresh.replace(RESULTS)
+    return int(worst)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The entry point: verbs, help, exit codes, and that only the chosen verb is paid for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ullage.cli.main import VERBS, main
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_no_verb_prints_help_to_stderr(capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    for verb in VERBS:
+        assert verb in printed.err
+
+
+def test_version_and_help_exit_0(capsys):
+    for arguments in (["--version"], ["--help"], ["size", "--help"], ["audit", "--help"]):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 0
+    assert "--tensor-parallel-size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["fit"], ["--nope"], ["size"], ["size", "a", "b", "c"]])
+def test_what_is_not_understood_is_one_sentence(capsys, arguments):
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("ullage")
+
+
+def test_flags_are_not_guessed_from_their_beginnings(capsys, tmp_path):
+    assert main(["size", str(tmp_path), "--tensor-par", "2"]) == 2
+    assert "--tensor-par" in capsys.readouterr().err
+
+
+def test_sizing_imports_nothing_that_is_heavy():
+    """What `ullage size` may not load: each of these costs more than the sizing itself."""
+    code = (
+        "import sys; from ullage.cli.main import main; main(['size', '/nowhere']);"
+        "heavy = {'torch', 'transformers', 'numpy', 'rich', 'asyncio', 'urllib.request',"
+        " 'http', 'ssl', 'multiprocessing', 'xml', 'email'} & set(sys.modules);"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_leaves_is_no_error():
+    """`ullage … | head -c 1` ends quietly: the reader is gone before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = "import sys; from ullage.cli.main import main; sys.exit(main(['size', sys.argv[1]]))"
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "config.json").write_text(json.dumps(LLAMA))
+        done = subprocess.run(
+            [sys.executable, "-c", code, place],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
