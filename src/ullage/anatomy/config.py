@@ -203,7 +203,7 @@ def _read(
         encoder_positions=stacks.encoder_positions if stacks else None,
         mtp_layers=mtp,
         token_types=_token_types(text, family),
-        final_norm=family.final_norm,
+        final_norm=_final_norm(text, family),
         embedding_norm=family.embedding_norm,
         embedding_scale=_embedding_scale(text, family, hidden_size),
         lm_head=_has_lm_head(found),
@@ -256,6 +256,13 @@ def _token_types(text: Section, family: Family) -> int:
     return text.integer("type_vocab_size", 2, why="default: 2", minimum=0, maximum=1 << 16)
 
 
+def _final_norm(text: Section, family: Family) -> bool:
+    """OPT-350m normalises after each part instead of at the end."""
+    if text.knows("do_layer_norm_before"):
+        return text.boolean("do_layer_norm_before", True, why="default: true")
+    return family.final_norm
+
+
 def _embedding_scale(text: Section, family: Family, hidden_size: int) -> float:
     if family.embedding_scale == "sqrt":
         return float(hidden_size**0.5)
@@ -302,6 +309,8 @@ def _has_lm_head(found: _Found) -> bool:
 
 def _norm(text: Section, family: Family) -> Norm:
     place = family.place
+    if text.knows("do_layer_norm_before") and not text.boolean("do_layer_norm_before", True):
+        place = "post"  # OPT-350m
     if family.parallel_if is not None and text.boolean(family.parallel_if, False):
         place = "parallel"
     return Norm(
@@ -310,7 +319,7 @@ def _norm(text: Section, family: Family) -> Norm:
         place=place,
         bias=fact(text, family.norm_bias, "norm_bias", likely=False, widens="weights"),
         unit_offset=fact(text, family.unit_offset, "unit_offset", likely=False, widens="flops"),
-        affine=family.affine,
+        affine=family.affine and text.boolean("layer_norm_elementwise_affine", True, why="default"),
     )
 
 

@@ -49,7 +49,9 @@ ROWS: tuple[Family, ...] = (
     Family("internlm", base="llama", q_bias="bias", kv_bias="bias", o_bias="bias", mlp_bias=False),
     Family("internlm3", q_bias="qkv_bias", kv_bias="qkv_bias", o_bias="bias", mlp_bias="bias"),
     Family("baichuan", base="llama", **_NO_BIAS, mlp_bias=False),
-    Family("minicpm", base="llama", embedding_scale="key"),
+    Family(
+        "minicpm", ignored=("scale_depth", "dim_model_base"), base="llama", embedding_scale="key"
+    ),
     Family(
         "chatglm",
         base="llama",
@@ -90,13 +92,19 @@ ROWS: tuple[Family, ...] = (
     Family("olmo3", qk_norm="layer", place="post", mlp_bias=False, windows="every", pattern=4),
     Family("olmoe", qk_norm="layer", expert_width="intermediate_size"),
     Family("flex_olmo", qk_norm="layer", place="post", expert_width="intermediate_size"),
-    Family("hyperclovax", place="sandwich"),
+    Family("hyperclovax", ignored=("use_post_norm",), place="sandwich"),
     Family("iquestcoder", windows="top", window_if="use_sliding_window"),
     Family("dots1", qk_norm="head", score_bias=True, mlp_bias=False, windows="top"),
     Family("solar_open", score_bias=True, mlp_bias=False),
     Family("hy_v3", qk_norm="head", score_bias=True, mlp_bias=False),
     Family(
         "laguna",
+        ignored=(
+            "gating",
+            "moe_routed_scaling_factor",
+            "moe_apply_router_weight_on_input",
+            "moe_router_logit_softcapping",
+        ),
         **_NO_BIAS,
         mlp_bias=False,
         qk_norm="head",
@@ -153,6 +161,7 @@ ROWS: tuple[Family, ...] = (
         score_bias=True,
         mlp_bias=False,
         plan="hybrid_layer_pattern",
+        extra={"swa_num_key_value_heads": 8, "add_swa_attention_sink_bias": True},
     ),
     # --- Qwen
     Family(
@@ -197,6 +206,14 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(
         "olmo_hybrid",
+        ignored=(
+            "linear_a_log_min",
+            "linear_a_log_max",
+            "linear_dt_min",
+            "linear_dt_max",
+            "linear_dt_init_floor",
+            "linear_allow_neg_eigval",
+        ),
         qk_norm="layer",
         place="pre",
         linear="gated_delta_net",
@@ -213,10 +230,11 @@ ROWS: tuple[Family, ...] = (
     Family("glm4_moe_lite", **_MLA, score_bias=True),
     Family("mistral4", **_MLA),
     Family("youtu", **_MLA),
-    Family("minicpm3", **_MLA, embedding_scale="key"),
+    Family("minicpm3", ignored=("scale_depth", "dim_model_base"), **_MLA, embedding_scale="key"),
     Family("sarvam_mla", **_MLA, score_bias=True),
     Family(
         "kimi_linear",
+        ignored=("num_expert_group", "moe_renormalize", "moe_router_activation_func"),
         **_MLA,
         linear="kda",
         plan="kimi_linear",
@@ -397,6 +415,7 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(
         "cohere2_moe",
+        ignored=("shared_expert_combination_strategy", "expert_selection_fn"),
         norm="layer",
         place="parallel",
         windows="every",
@@ -509,6 +528,13 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(
         "mpt",
+        ignored=(
+            "attn_impl",
+            "prefix_lm",
+            "attn_uses_sequence_id",
+            "alibi_bias_max",
+            "embedding_fraction",
+        ),
         norm="layer",
         norm_bias="not no_bias",
         q_bias="not no_bias",
@@ -522,9 +548,11 @@ ROWS: tuple[Family, ...] = (
         width_rule="expansion",
     ),
     # --- state spaces and hybrids
-    Family("mamba", plan="mamba", mamba=1, positions="none"),
-    Family("falcon_mamba", plan="mamba", mamba=1, positions="none"),
-    Family("mamba2", plan="mamba", mamba=2, mamba_norm=True, positions="none"),
+    Family("mamba", ignored=("hidden_act",), plan="mamba", mamba=1, positions="none"),
+    Family("falcon_mamba", ignored=("hidden_act",), plan="mamba", mamba=1, positions="none"),
+    Family(
+        "mamba2", ignored=("hidden_act",), plan="mamba", mamba=2, mamba_norm=True, positions="none"
+    ),
     Family(
         "nemotron_h",
         plan="nemotron_h",
@@ -554,6 +582,7 @@ ROWS: tuple[Family, ...] = (
     Family("falcon_h1", plan="hybrid", mamba_norm="mamba_rms_norm"),
     Family(
         "recurrent_gemma",
+        ignored=("final_w_init_variance_scale",),
         width_rule="half",
         **{**_GEMMA, "mlp_bias": True},
         plan="block_types",
@@ -578,6 +607,7 @@ ROWS: tuple[Family, ...] = (
     ),
     Family(
         "minimax",
+        ignored=("block_size",),
         plan="attn_type_list",
         linear="lightning",
         **_NO_BIAS,

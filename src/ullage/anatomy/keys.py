@@ -11,7 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, TypeVar
 
 from ullage.anatomy.spec import FieldSource, Unknown
-from ullage.anatomy.spellings import IRRELEVANT, IRRELEVANT_ENDINGS, SPELLINGS
+from ullage.anatomy.spellings import (
+    IRRELEVANT,
+    IRRELEVANT_ENDINGS,
+    IRRELEVANT_STARTS,
+    SPELLINGS,
+)
 from ullage.errors import MalformedConfig
 
 T = TypeVar("T")
@@ -358,6 +363,6 @@ class Section:
             if key not in self._used
             and self.values[key] is not None
             and key not in IRRELEVANT
-            and not key.startswith("_")
+            and not key.startswith(IRRELEVANT_STARTS)
             and not key.endswith(IRRELEVANT_ENDINGS)
         ]

@@ -321,10 +321,28 @@ def _windowed(section: Section, family: Family, n: int) -> list[Kind]:
             ("sliding" if pattern[i % len(pattern)] == "L" and i < n - 1 else "full", None)
             for i in range(n)
         ]
-    every = section.integer(
-        "sliding_window_pattern", family.pattern, why=f"default: {section.label}"
-    )
+    key = "global_attn_every_n_layers" if rule == "every_first" else "sliding_window_pattern"
+    every = section.integer(key, family.pattern, why=f"default: {section.label}")
+    if rule == "every_first":  # ModernBERT: layers 0, 3, 6, … are full
+        return [("sliding" if i % every else "full", None) for i in range(n)]
     return [("full" if (i + 1) % every == 0 else "sliding", None) for i in range(n)]
+
+
+def _generic_windows(section: Section, n: int) -> list[Kind]:
+    """An unknown family that names a window: perhaps on every layer, perhaps on none."""
+    full: list[Kind] = [("full", None)] * n
+    if not section.has("sliding_window") or section.values.get("use_sliding_window") is False:
+        section.ignore("sliding_window", "use_sliding_window", "max_window_layers")
+        return full
+    sliding: list[Kind] = [("sliding", None)] * n
+    return section.reading.decide(
+        section.field("sliding_window"),
+        "which layers it limits is not said",
+        likely=full,
+        low=sliding,
+        high=full,
+        widens=("kv", "flops"),
+    )
 
 
 def read_kinds(section: Section, family: Family) -> list[Kind]:
@@ -355,6 +373,10 @@ def read_kinds(section: Section, family: Family) -> list[Kind]:
             "global_attn_every_n_layers",
         )
         kinds = _from_words(section, "layer_types", words[:n], WORDS)
+        if all(kind != "sliding" for kind, _ in kinds):
+            section.ignore("sliding_window")
+        if all(kind != "conv" for kind, _ in kinds):
+            section.ignore("conv_bias", "conv_L_cache")
         if family.linear == "mamba":
             kinds = [("mamba", ffn) if kind == "linear" else (kind, ffn) for kind, ffn in kinds]
         if family.plan == "sparse_freq" and section.has("sparse_attention_config"):

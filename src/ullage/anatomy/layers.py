@@ -174,6 +174,10 @@ def _mixers(text: Section, family: Family, kinds: list[str]) -> list[Mixer]:
             m if rotates[i] or kinds[i] not in still else still[kinds[i]]
             for i, m in enumerate(mixers)
         ]
+    if not any(isinstance(m, Attention | LatentAttention | Parallel) for m in made.values()):
+        for name in ("num_attention_heads", "num_key_value_heads", "head_dim"):
+            text.ignore(*text.names(name))
+        text.ignore("attention_bias", "rope_theta", "rope_parameters", "rope_scaling")
     mixers = _own_heads(text, mixers)
     return _shared_kv(text, kinds, _shared_indexers(text, mixers))
 

@@ -113,19 +113,27 @@ def _qk_norm(section: Section, family: Family) -> QkNorm:
             raise section.error("qk_norm_type", style, "per_layer or per_head")
         return styles[style]
     if norm is None and family.q_bias is None:
-        says = any(
-            section.values.get(key) is True for key in ("use_qk_norm", "qk_layernorm", "qk_norm")
-        )
-        likely_norm: QkNorm = "head" if says else None
-        return section.reading.decide(
-            section.field("qk_norm"),
-            "not said by the configuration of an unknown family",
-            likely=likely_norm,
-            low=None,
-            high="layer",
-            widens=("weights",),
-        )
+        return _unsaid_qk_norm(section)
     return norm
+
+
+def _unsaid_qk_norm(section: Section) -> QkNorm:
+    """QK-norm of an unknown family: a key may say that it is there, hardly ever how wide it is."""
+    says = None
+    for key in ("use_qk_norm", "qk_layernorm", "qk_norm"):
+        if isinstance(section.values.get(key), bool):
+            says = section.boolean(key)
+    if says is False:
+        return None
+    likely: QkNorm = "head" if says else None
+    return section.reading.decide(
+        section.field("qk_norm"),
+        "not said by the configuration of an unknown family",
+        likely=likely,
+        low=likely,
+        high="layer",
+        widens=("weights",),
+    )
 
 
 def _sizes(section: Section, kind: str) -> tuple[int, int, int, int]:
@@ -214,7 +222,7 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
         rope=read_rope(section, family, head_dim, kind, interleaved=interleaved)
         if rotates
         else None,
-        sparse_index=read_block_index(section) if kind == "indexed" else None,
+        sparse_index=_block_index(section, kind),
     )
 
 
@@ -224,6 +232,20 @@ def _scale(section: Section) -> float | None:
     if scalar is not None:
         return float(scalar**-0.5)
     return section.optional_number("attention_multiplier")  # Granite
+
+
+def _block_index(section: Section, kind: str) -> Indexer | None:
+    if kind == "indexed":
+        return read_block_index(section)
+    if section.knows("index_block_size"):  # of no consequence to the layers without an indexer
+        section.ignore(
+            "index_n_heads",
+            "index_head_dim",
+            "index_block_size",
+            "index_topk_blocks",
+            "index_local_blocks",
+        )
+    return None
 
 
 def read_block_index(section: Section) -> Indexer:

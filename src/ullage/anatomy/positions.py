@@ -155,6 +155,8 @@ def read_positions(section: Section, family: Family, max_positions: int) -> Posi
         section.ignore("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
     if family.name == "falcon" and section.boolean("alibi", False, why="default: false"):
         return Positions("alibi")
+    if family.name == "mpt" and not section.boolean("alibi", True, why="default: true"):
+        return Positions("learned", max_positions)
     if family.positions == "learned":
         return Positions("learned", max_positions + family.position_offset)
     return Positions(family.positions)

@@ -15,7 +15,13 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_decoder_layers",
         "decoder_layers",
     ),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "num_attention_heads": (
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "attention_heads",
+        "decoder_attention_heads",
+    ),
     "num_key_value_heads": (
         "num_kv_heads",
         "n_head_kv",
@@ -35,6 +41,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "decoder_ffn_dim",
         "hidden_dim",
     ),
+    "embedding_size": ("word_embed_proj_dim",),
     "max_position_embeddings": (
         "n_positions",
         "max_seq_len",
@@ -119,8 +126,15 @@ IRRELEVANT_ENDINGS = (
     "dropout_rate",
     "_loss_coef",
     "_loss_alpha",
+    "_multiplier",
+    "_multipliers",
+    "_alpha_factor",
+    "_beta_factor",
+    "_dropout_prob",
+    "z_loss_coefficient",
     "_token_ids",
 )
+IRRELEVANT_STARTS = ("_", "summary_", "mask_time_", "mask_feature_")
 
 IRRELEVANT: frozenset[str] = frozenset(
     # what transformers writes into every file, and generation-era boilerplate
@@ -144,7 +158,20 @@ IRRELEVANT: frozenset[str] = frozenset(
     "routed_scaling_factor moe_router_scaling_factor router_scaling_factor norm_topk_prob "
     "scoring_func topk_group moe_router_dtype hc_eps hc_sinkhorn_iters swiglu_limit swiglu_alpha "
     "residual_in_fp32 use_mamba_kernels num_logits_to_keep moe_shared_expert_overlap "
-    "attn_temperature_tuning floor_scale attn_scale "
+    "attn_temperature_tuning floor_scale attn_scale logits_scaling logit_scale moe_norm_min "
+    "scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn "
+    "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 scale_embedding clip_qkv "
+    "softmax_scale apply_residual_connection_post_layernorm slow_but_exact use_mambapy "
+    "use_associative_scan mixer_rms_eps altup_active_idx altup_coef_clip altup_correct_scale "
+    "activation_sparsity_pattern use_flash_attn use_dynamic_ntk use_logn_attn fp32 fp16 bf16 "
+    "enable_moe_fp32_combine embedding_initializer_range initializer_cutoff_factor "
+    "deterministic_flash_attn attention_value_scale route_scale route_norm score_func "
+    # training of encoders, speech augmentation, pooling without weights
+    "layerdrop encoder_layerdrop decoder_layerdrop apply_spec_augment use_weighted_layer_sum "
+    "classifier_proj_size median_filter_width position_embedding_type classifier_pooling "
+    "classifier_activation classifier_bias sparse_prediction sparse_pred_ignore_index "
+    "summary_type summary_use_proj summary_activation summary_proj_to_labels gradient_checkpointing "
+    "w_init_variance_scale _num_labels num_labels normalize_before normalize_embedding "
     # how inputs are laid out
     "ignore_index video_placeholder image_seq_length image_seq_len image_grid_pinpoints "
     "vision_feature_layer vision_feature_select_strategy use_unified_vision_chunk "
