@@ -22,7 +22,7 @@ def _adjust_llama(facts: Facts) -> None:
 
 def _adjust_olmo2(facts: Facts) -> None:
     """OLMo-3 is an olmo2 with windows."""
-    if "sliding_window" in facts.config:
+    if facts.config["sliding_window"] is not None:
         facts.put("model_type", "olmo3", "header: olmo2.attention.sliding_window")
         facts.put("architectures", ["Olmo3ForCausalLM"], "header: olmo2.attention.sliding_window")
 

@@ -110,7 +110,13 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", keys={**_QWEN_EXPERTS, **_DELTA_NET}
     ),
     "gemma": GgufArchitecture("gemma", "GemmaForCausalLM"),
-    "gemma2": GgufArchitecture("gemma2", "Gemma2ForCausalLM", keys=_SOFT_CAPS),
+    "gemma2": GgufArchitecture(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        keys=_SOFT_CAPS,
+        # llama.cpp's own value for files that are silent.
+        constants={"sliding_window": 4096},
+    ),
     "gemma3": GgufArchitecture(
         "gemma3_text",
         "Gemma3ForCausalLM",

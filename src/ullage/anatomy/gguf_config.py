@@ -227,6 +227,9 @@ def _put_experts(facts: Facts) -> None:
 
 def _put_windows(facts: Facts) -> None:
     """Which layers have a window, where the file lists them."""
+    if "sliding_window" not in facts.config:
+        # Said outright, since the classes of some configurations assume a window otherwise.
+        facts.put("sliding_window", None, "header: no attention.sliding_window")
     pattern = facts.raw("attention.sliding_window_pattern")
     source = f"header: {facts.architecture}.attention.sliding_window_pattern"
     if isinstance(pattern, tuple):
@@ -241,6 +244,7 @@ _TOKEN_KEYS = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
     "eos_token_id": "tokenizer.ggml.eos_token_id",
     "pad_token_id": "tokenizer.ggml.padding_token_id",
+    "unk_token_id": "tokenizer.ggml.unknown_token_id",
 }
 
 

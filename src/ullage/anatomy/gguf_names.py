@@ -211,10 +211,16 @@ _NAMES: dict[str, dict[str, str]] = {
         **_LLAMA,
         **_LATE_NAMED_NORM,
         **_layers(
-            ffn_gate_inp="mlp.router",
-            ffn_gate_exps="mlp.experts.gate_up_proj",
-            ffn_up_exps="mlp.experts.gate_up_proj",
-            ffn_down_exps="mlp.experts.down_proj",
+            **{
+                "ffn_gate_inp": "mlp.router",
+                # Gate and up lie interleaved in one tensor there, all three transposed.
+                "ffn_gate_exps.weight": "mlp.experts.gate_up_proj",
+                "ffn_up_exps.weight": "mlp.experts.gate_up_proj",
+                "ffn_down_exps.weight": "mlp.experts.down_proj",
+                "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
+                "ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias",
+                "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+            }
         ),
         "blk.{i}.attn_sinks.weight": "model.layers.{i}.self_attn.sinks",
         "blk.{i}.attn_sinks": "model.layers.{i}.self_attn.sinks",
