@@ -57,6 +57,8 @@ class SchemeTable:
     """A Quantization compiled: asking about a module costs a few dictionary look-ups."""
 
     def __init__(self, quantization: Quantization) -> None:
+        # GGUF states the type of every tensor, embeddings and norms too.
+        self.names_every_tensor = quantization.method == "gguf"
         self._ignore = _Patterns((pattern, True) for pattern in quantization.ignore)
         named = [pair for pair in quantization.schemes if pair[0] not in (LINEAR, EXPERTS)]
         self._named = _Patterns(named)

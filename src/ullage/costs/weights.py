@@ -264,7 +264,7 @@ def _table(spec: ModelSpec) -> SchemeTable | None:
 
 
 def _scheme(table: SchemeTable | None, tensor: TensorSpec) -> WeightScheme | None:
-    if table is None or not tensor.quantizable:
+    if table is None or not (tensor.quantizable or table.names_every_tensor):
         return None
     return table.scheme(tensor.module, tensor.role)
 
