@@ -74,9 +74,7 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        listener = await asyncio.start_server(
-            lambda r, w: _handle(server, r, w), "127.0.0.1", 0
-        )
+        listener = await asyncio.start_server(lambda r, w: _handle(server, r, w), "127.0.0.1", 0)
         server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         ready.set()
         await stop.wait()
@@ -105,8 +103,11 @@ async def _handle(
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, path, _ = head.split(" ", 2)
             length = next(
-                (int(line.split(":")[1]) for line in head.lower().split("\r\n")
-                 if line.startswith("content-length:")),
+                (
+                    int(line.split(":")[1])
+                    for line in head.lower().split("\r\n")
+                    if line.startswith("content-length:")
+                ),
                 0,
             )
             body = json.loads(await reader.readexactly(length)) if length else {}
