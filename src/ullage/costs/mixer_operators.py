@@ -61,7 +61,7 @@ def _attention(a: Attention, hidden: int, step: Step, ranks: int) -> Iterator[Op
     pairs = visible_pairs(step.new_tokens, step.context, causal=a.causal, **limits)
     keys = visible_keys(step.new_tokens, step.context, **limits)
     if a.sparse_index is not None:
-        yield from _indexer(a.sparse_index, hidden, hidden, step, pairs, keys)
+        yield from _indexer(a.sparse_index, hidden, hidden, step, pairs, keys, weighted=False)
         pairs, keys = _picked(a.sparse_index, step, pairs, keys)
     yield Operator(
         "attention",
@@ -131,15 +131,26 @@ def _latent(a: LatentAttention, hidden: int, step: Step, ranks: int) -> Iterator
 
 
 def _indexer(
-    i: Indexer, hidden: int, query_rows: int, step: Step, pairs: int, keys: int
+    i: Indexer,
+    hidden: int,
+    query_rows: int,
+    step: Step,
+    pairs: int,
+    keys: int,
+    *,
+    weighted: bool = True,
 ) -> Iterator[Operator]:
-    """Scores every visible key with a few small heads; every rank holds it whole."""
+    """Scores every visible key with a few small heads; every rank holds it whole.
+
+    Beside latent attention a projection weighs the heads, beside grouped attention none does.
+    """
     if i.shared:
         return
     n = step.num_tokens
     yield matmul("indexer.q", n, query_rows, i.num_heads * i.head_dim, "projection")
     yield matmul("indexer.k", n, hidden, i.head_dim, "projection")
-    yield matmul("indexer.weights", n, hidden, i.num_heads, "projection")
+    if weighted:
+        yield matmul("indexer.weights", n, hidden, i.num_heads, "projection")
     yield Operator(
         "indexer.scores",
         "attention",

@@ -119,8 +119,8 @@ def _experts(e: Experts, hidden: int, step: Step, parallel: Parallel) -> Iterato
     fused_moe/config.py), so a rank serves its share of what all replicas route.
     """
     n = step.num_tokens
-    if not e.hash_routed:
-        yield matmul("router", n, hidden, e.num_experts, "projection")
+    # A hash router looks its experts up by token, but still weighs them by these scores.
+    yield matmul("router", n, hidden, e.num_experts, "projection")
     inner = e.latent or hidden
     if e.latent:
         yield matmul("latent.down", n, hidden, e.latent, "feed_forward")
