@@ -33,6 +33,8 @@ def _section(subject: Subject) -> Mapping[str, object]:
 
 def _said(subject: Subject) -> str:
     """Where the quantisation is written: config.json's section, or the side file beside it."""
+    if subject.model.files.kind == "gguf":
+        return "header: tensor types"
     if _section(subject):
         return subject.where(SECTION)
     return f"side file: {subject.model.files.quant_side_file or 'hf_quant_config.json'}"
@@ -199,16 +201,16 @@ def _units(subject: Subject) -> Verdict:
         return NotEvaluable(("--gpu NAME",))
     hardware = gpus.hardware
     facts = []
-    for _, scheme in quantization.schemes:
-        units = next((u for p, u in UNITS_BY_SCHEME.items() if scheme.name.startswith(p)), ())
-        facts.append(Evidence("weights stored as", scheme.name, "", _said(subject)))
+    for scheme in dict.fromkeys(scheme.name for _, scheme in quantization.schemes):
+        units = next((u for p, u in UNITS_BY_SCHEME.items() if scheme.startswith(p)), ())
+        facts.append(Evidence("weights stored as", scheme, "", _said(subject)))
         for unit in units:
             rate = hardware.flops_per_s(unit)
             source = hardware.source("flops")
             facts.append(Evidence(f"{unit} FLOP/s of {hardware.name}", rate, "FLOP/s", source))
             if rate is None:
                 return Fired(
-                    f"{hardware.name} has no {unit} matrix units: weights stored as {scheme.name} "
+                    f"{hardware.name} has no {unit} matrix units: weights stored as {scheme} "
                     "are widened on the fly and multiplied in 16 bits, so they save memory and "
                     "bandwidth but no compute.",
                     f"Expect 16-bit prefill speed on {hardware.name}, or choose a GPU with {unit} "

@@ -107,6 +107,8 @@ def _lacking(subject: Subject) -> NotEvaluable | None:
     if missing:
         return NotEvaluable(missing)
     quantization = subject.spec.quantization
+    if quantization is not None and quantization.method not in vllm.QUANTIZATION_METHODS:
+        return NotEvaluable((f"vLLM 0.32's rules for quantisation method {quantization.method}",))
     if quantization is not None and not quantization.schemes:
         return NotEvaluable((f"how quantisation method {quantization.method} stores weights",))
     return None

@@ -103,18 +103,24 @@ class Subject:
     def where(self, *keys: str) -> str:
         """The source of a value read from the first of `keys` that the configuration has.
 
-        A key that it lacks has the source that the anatomy noted for it, a default as a rule.
+        A key that it lacks has the source that the anatomy noted for it, a default as a rule. The
+        configuration of a GGUF file was made from its header, whose keys are the source then.
         """
+        if self.model.files.kind == "gguf":
+            return self._noted(*keys) or "header: of the GGUF file"
         for key in keys:
             if key in self.text:
                 return f"config: {self.prefix}{key}"
         for key in keys:
             if key in self.config:
                 return f"config: {key}"
+        return self._noted(*keys) or "spec: derived from the configuration"
+
+    def _noted(self, *keys: str) -> str | None:
         for source in self.model.anatomy.sources:
             if source.field.rsplit(".", 1)[-1] in keys:
                 return source.source
-        return "spec: derived from the configuration"
+        return None
 
     def attentions(self) -> Iterator[tuple[Attention, Layers]]:
         """Distinct softmax attentions, those beside another mixer included."""

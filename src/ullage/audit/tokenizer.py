@@ -14,6 +14,8 @@ from ullage.findings.finding import Evidence, Severity
 
 CHAT_WORDS = ("instruct", "chat", "-it", "assistant", "-thinking")
 ENDS = "eos_token_id"
+TEXT_TOKENS = tuple(f"{word}_token_id" for word in ("bos", "eos", "pad", "decoder_start", "unk"))
+"""Tokens that are looked up in the embedding; others mark places for images or sounds."""
 
 
 def _ids(value: object) -> tuple[int, ...]:
@@ -31,23 +33,43 @@ def _special_ids(subject: Subject) -> Iterator[tuple[str, int]]:
         places.append(("generation_config.json: ", subject.model.files.generation_config))
     for place, settings in places:
         for key, value in settings.items():
-            if key.endswith(("token_id", "token_index")):
+            if key.endswith(("token_id", "token_index")) and not key.startswith("_"):
                 yield from ((place + key, token) for token in _ids(value))
 
 
+def _rows(subject: Subject) -> int:
+    """Rows of the largest embedding: speech models have one for text and one for sounds."""
+    sizes = [subject.spec.vocab_size]
+    for place in (subject.config, subject.text):
+        for key, value in place.items():
+            if key.endswith("vocab_size") and isinstance(value, int):
+                sizes.append(value)
+    return max(sizes)
+
+
 def _ids_exist(subject: Subject) -> Verdict:
-    rows = subject.spec.vocab_size
+    rows = _rows(subject)
     facts = [subject.fact("vocab_size", rows, unit="rows")]
+    beyond = []
     for where, token in _special_ids(subject):
         facts.append(Evidence(where.rsplit(": ", 1)[-1], token, "token id", where))
         # Negative ids are markers outside the vocabulary (-1, -200 for an image), never looked up.
         if token >= rows:
-            return Fired(
-                f"{where} is {token}, but the embedding has {rows:,} rows (ids 0 to {rows - 1}): "
-                "looking it up reads past the table.",
-                "Correct the id in that file, or resize the embedding and vocab_size together.",
-                tuple(facts),
-            )
+            beyond.append((not where.endswith(TEXT_TOKENS), where, token))
+    if beyond:
+        is_marker, where, token = min(beyond)
+        return Fired(
+            f"{where} is {token}, but the embedding has {rows:,} rows (ids 0 to {rows - 1}): "
+            + (
+                "engines must replace it before the lookup, and those that do not read past the "
+                "table."
+                if is_marker
+                else "looking it up reads past the table."
+            ),
+            "Correct the id in that file, or resize the embedding and vocab_size together.",
+            tuple(facts),
+            Severity.warning if is_marker else None,
+        )
     if len(facts) == 1:
         return NotEvaluable(("special token ids in config.json or generation_config.json",))
     return Clear(tuple(facts))
@@ -151,9 +173,11 @@ def _chat_template(subject: Subject) -> Verdict:
     files = subject.model.files
     if subject.spec.kind == "encoder":
         return Clear((Evidence("kind", "encoder", "", "spec"),))
-    if files.kind == "gguf":
-        return NotEvaluable(("tokenizer.chat_template as read from the GGUF header",))
-    if files.tokenizer_config is None and files.chat_template is None:
+    if files.kind == "gguf" and subject.model.checkpoint is not None:
+        template = dict(subject.model.checkpoint.metadata).get("tokenizer.chat_template")
+        if template:
+            return Clear((Evidence("chat template", len(template), "characters", "header"),))
+    elif files.tokenizer_config is None and files.chat_template is None:
         return NotEvaluable(("tokenizer_config.json or chat_template.jinja",))
     if files.chat_template is not None:
         source = files.chat_template_file or "tokenizer_config.json"

@@ -91,10 +91,7 @@ def _evidence(evidence: Sequence[Evidence], width: int) -> Iterator[str]:
     """One line per fact, values aligned, sources after them; repeated facts once."""
     unique = tuple(dict.fromkeys(evidence))
     names = max((len(item.name) for item in unique), default=0)
-    values = [
-        f"{item.value if item.unit == 'token id' else show_value(item.value)} {item.unit}".strip()
-        for item in unique
-    ]
+    values = [_with_unit(item) for item in unique]
     column = max((len(value) for value in values), default=0)
     for item, value in zip(unique, values, strict=True):
         text = f"{INDENT * 2}{item.name:<{names}}  {value:<{column}}  [{item.source}]"
@@ -103,6 +100,14 @@ def _evidence(evidence: Sequence[Evidence], width: int) -> Iterator[str]:
             if len(text) > width
             else (text,)
         )
+
+
+def _with_unit(item: Evidence) -> str:
+    if item.value is None:
+        return show_value(None)
+    if item.unit == "token id":
+        return f"token {item.value}"
+    return f"{show_value(item.value)} {item.unit}".rstrip()
 
 
 def show_value(value: int | float | str | bool | None) -> str:
