@@ -21,7 +21,8 @@ from ullage.anatomy.stored import (
     stored_groups,
     without_common_end,
 )
-from ullage.anatomy.tensors import TensorSpec, expected_tensors
+from ullage.anatomy.tensor_spec import TensorSpec
+from ullage.anatomy.tensors import expected_tensors
 
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 

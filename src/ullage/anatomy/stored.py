@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.gguf_names import GGUF_ONLY, hf_tensor_name
-from ullage.anatomy.tensors import TensorSpec
+from ullage.anatomy.tensor_spec import TensorSpec
 
 _EXPERT = re.compile(r"\.experts\.([0-9]{1,9})\.")
 _LAYER_ZERO = re.compile(r"^(.*?)((?:layers|layer|h|blocks|block)\.0\..+)$")
