@@ -1,0 +1,1 @@
+"""Tests mirror `src/ullage`; helpers that several of them share are imported from here."""

@@ -1,0 +1,40 @@
+"""Running an engine to its end, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ullage.engine.engine import Engine
+from ullage.engine.request import Request, SamplingParams
+
+MAX_STEPS = 100_000
+
+
+def finish(engine: Engine) -> dict[str, str]:
+    """Step until nobody is left, checking the invariants; the texts by request id."""
+    texts: dict[str, str] = {}
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            break
+        for output in engine.step().outputs:
+            texts[output.request.id] = texts.get(output.request.id, "") + output.text
+        engine.scheduler.check()
+    assert not engine.has_work, "the engine does not come to an end"
+    assert engine.pool.num_used == 0
+    return texts
+
+
+def generate(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> list[Request]:
+    """All prompts at once, to their end."""
+    requests = [
+        engine.add_request(str(index), tuple(prompt), params)
+        for index, prompt in enumerate(prompts)
+    ]
+    finish(engine)
+    return requests
+
+
+def greedy_params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
