@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ullage.anatomy import load
+from ullage.anatomy.tensors import expected_tensors
 from ullage.cli.flags import parse_integer
 from ullage.cli.main import main
 from ullage.cli.size_table import human_bytes
@@ -182,6 +184,41 @@ def test_vllms_names_and_the_short_ones_mean_the_same(size, llama):
         llama, "--tp", "2", "--pp", "2", "--dp", "2", "--kv-dtype", "fp8", "--kv-memory", "2G"
     )
     assert long == short
+
+
+def write_checkpoint(place: Path, *, num_layers: int) -> None:
+    """The headers of a safetensors file for LLAMA cut to two layers; its data is a hole."""
+    config = LLAMA | {"num_hidden_layers": 2, "vocab_size": 512}
+    (place / "config.json").write_text(json.dumps(config))
+    spec = load(place).anatomy.spec
+    header, end = {}, 0
+    for tensor in expected_tensors(spec):
+        if tensor.layer is not None and tensor.layer >= num_layers:
+            continue
+        start, end = end, end + 2 * tensor.num_elements
+        header[tensor.name] = {
+            "dtype": "BF16",
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    with (place / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+
+def test_headers_that_agree_with_the_configuration_are_shown(size, tmp_path):
+    write_checkpoint(tmp_path, num_layers=2)
+    document = size(str(tmp_path))
+    assert document["checkpoint"]["bytes"] == document["weights_bytes"]
+    assert document["checkpoint"]["implied_bytes"] == document["weights_bytes"]
+    assert not [w for w in document["warnings"] if "headers" in w]
+
+
+def test_headers_that_disagree_are_warned_of(size, tmp_path):
+    write_checkpoint(tmp_path, num_layers=1)
+    document = size(str(tmp_path))
+    assert [w for w in document["warnings"] if "headers hold" in w]
 
 
 def test_a_workload_is_answered(size, llama):

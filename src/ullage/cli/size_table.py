@@ -43,10 +43,10 @@ def table_lines(document: Document) -> list[str]:
     lines += _section("memory of one rank", _ledger_rows(document))
     lines += _section("figures", _figure_rows(document))
     lines += _section("workload", _workload_rows(document))
-    lines += _section("ranges", _range_rows(document))
     lines += _section("decisions", _decision_rows(document))
     for title, texts in (
         ("the engine would not start", document["refusals"]),
+        ("why there are ranges", _reasons(document)),
         ("warnings", document["warnings"]),
         ("not understood", [f"{u['field']}: {u['found']}" for u in document["unknowns"]]),
         ("not read", document["unread"]),
@@ -128,11 +128,11 @@ def _ledger_rows(document: Document) -> list[Sequence[str]]:
                 human_bytes(part["bytes"]),
                 f"{part['bytes']:,}",
                 bounds,
-                part["provenance"],
+                _kind(part["provenance"]),
             )
         )
     total = ledger["device_bytes"]
-    rows.append(("device", human_bytes(total), f"{total:,}", "", "the sum"))
+    rows.append(("device", human_bytes(total), f"{total:,}", "", "sum"))
     return rows
 
 
@@ -142,12 +142,13 @@ def _figure_rows(document: Document) -> list[Sequence[str]]:
         value = document[key]
         source = document["provenance"][key]
         if value is None:
-            rows.append((label, "", NOT_EVALUABLE, document["not_evaluable"].get(key, "")))
+            rows.append((label, "", NOT_EVALUABLE, "", ""))
             continue
         is_bytes = "bytes" in key
         human = _bytes_text(value) if is_bytes else ""
         unit = "" if is_bytes else f" {UNITS[key]}" if key in UNITS else ""
-        rows.append((label, human, f"{_number_text(value)}{unit}", source))
+        number = f"{_number_text(value)}{unit}"
+        rows.append((label, human, number, _other_end(document, key), _kind(source)))
     return rows
 
 
@@ -172,11 +173,28 @@ def _workload_rows(document: Document) -> list[Sequence[str]]:
     return rows
 
 
-def _range_rows(document: Document) -> list[Sequence[str]]:
-    return [
-        (key, _number_text(bounds["min"]), f"to {_number_text(bounds['max'])}", bounds["reason"])
-        for key, bounds in document["ranges"].items()
-    ]
+def _reasons(document: Document) -> list[str]:
+    """Each reason for a range once, with the figures that it widens."""
+    keys: dict[str, list[str]] = {}
+    for key, bounds in document["ranges"].items():
+        keys.setdefault(bounds["reason"], []).append(key)
+    return [f"{reason}: {', '.join(named)}" for reason, named in keys.items()]
+
+
+def _other_end(document: Document, key: str) -> str:
+    """The end of a range that the plan does not take: `to 25,862 (+6.5%)`."""
+    bounds, value = document["ranges"].get(key), document[key]
+    if bounds is None or isinstance(value, Mapping):
+        return ""
+    other = bounds["max"] if value == bounds["min"] else bounds["min"]
+    share = f" ({(other / value - 1) * 100:+.1f}%)" if value and other else ""
+    shown = human_bytes(other) if "bytes" in key else _number_text(other)
+    return f"to {shown}{share}"
+
+
+def _kind(source: str) -> str:
+    """The kind of a source, without its particulars (those are in the JSON)."""
+    return source.partition(":")[0]
 
 
 def _decision_rows(document: Document) -> list[Sequence[str]]:

@@ -317,11 +317,11 @@ def _parts(heavy: Case, light: Case, hardware: HardwareSpec) -> tuple[Part, ...]
     rows = [_amounts(case, hardware) for case in (heavy, light)]
     sources: dict[PartName, str] = {
         "weights": "config: every tensor of the heaviest rank as served",
-        "kv_and_state": f"engine: {_basis(heavy)}",
+        "kv_and_state": _basis(heavy),
         "activations": f"modelled: {heavy.claims.terms[0].source}",
         "engine_and_graphs": "modelled: "
         + "; ".join(f"{term.name}: {term.source}" for term in heavy.claims.terms[1:]),
-        "free": f"the rest of {hardware.memory_bytes:,} bytes ({hardware.source('memory_bytes')})",
+        "free": f"device: the rest of {hardware.memory_bytes:,}; {hardware.source('memory_bytes')}",
     }
     return tuple(
         Part(
@@ -335,7 +335,10 @@ def _parts(heavy: Case, light: Case, hardware: HardwareSpec) -> tuple[Part, ...]
 
 
 def _basis(case: Case) -> str:
-    return "nothing is allocated" if case.allocation is None else case.allocation.basis
+    basis = "modelled" if case.allocation is None else case.allocation.basis
+    if basis.startswith("vllm"):
+        return f"engine: {basis}"
+    return "modelled: vLLM 0.32's rules for a GPU, not confirmed on one"
 
 
 def _amounts(case: Case, hardware: HardwareSpec) -> dict[PartName, int]:

@@ -13,6 +13,7 @@ from ullage.anatomy.tensors import expected_tensors
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus
 from ullage.costs.kv import kv_bytes_per_token, state_bytes_per_sequence
+from ullage.costs.weights import stored_bytes
 from ullage.planning.ledger import KV_FIGURES, Case, Ledger, build_ledger
 from ullage.planning.parallel_sizes import spread
 from ullage.planning.vllm import allocate
@@ -22,6 +23,9 @@ from ullage.planning.workload import WorkloadAnswer, answer_workload
 SCHEMA = "ullage.size/1"
 WIDE = 0.05
 """A range wider than this, against its lower end, is listed with its reason."""
+
+TOLERATED = 0.01
+"""How far a checkpoint's bytes may be from what its configuration implies, unremarked."""
 
 Number = int | float
 
@@ -52,6 +56,7 @@ def size_document(
     workload = None
     if context is not None or concurrency is not None:
         workload = answer_workload(ledger, context, concurrency)
+    checkpoint, mismatch = _checkpoint_document(model)
     figures = _figures(ledger)
     ranges = _ranges(ledger, figures, anatomy.low is not anatomy.high)
     return {
@@ -63,6 +68,7 @@ def size_document(
         "platform": deployment.platform,
         "gpu": _gpu_document(gpus),
         "parallel": _parallel_document(deployment),
+        "checkpoint": checkpoint,
         **{key: _top_level(pair, ledger) for key, pair in figures.items()},
         "fits": ledger.fits,
         "deficit_bytes": _deficit_document(ledger),
@@ -74,7 +80,7 @@ def size_document(
             {"name": d.name, "value": d.value, "source": d.source}
             for d in (*chosen, *_own_decisions(ledger), *ledger.decided.notes)
         ],
-        "warnings": list(ledger.warnings),
+        "warnings": [*mismatch, *ledger.warnings],
         "refusals": list(ledger.refusals),
         "not_evaluable": _not_evaluable(ledger, figures),
         "unknowns": [
@@ -202,43 +208,49 @@ def _provenance(
     figures: Mapping[str, Pair],
     ranges: Mapping[str, Mapping[str, object]],
 ) -> dict[str, str]:
+    """Where each figure is from: a kind (config, engine, modelled), then the particulars."""
     decided, parallel = ledger.decided, ledger.deployment.parallel
-    allocation = ledger.heavy.allocation
-    basis = "not evaluated" if allocation is None else allocation.basis
-    rule = f"engine: {basis}" if basis.startswith("vllm") else f"{basis}: vLLM 0.32's rules"
-    if ledger.deployment.platform == "cuda":
-        rule = f"{rule} for CUDA, not confirmed on a GPU"
-    if ledger.deployment.kv_cache_memory_bytes is not None:
-        budget = "flag: --kv-cache-memory-bytes"
-    elif ledger.utilization is not None:
-        budget = f"modelled: {ledger.utilization:g} of the device less weights and engine"
-    else:
-        budget = "not evaluated"
     rank = f"one rank of {parallel.tensor} × {parallel.pipeline}"
+    rule, budget = _rule(ledger), _budget(ledger)
+    request = f"one request of {decided.max_model_len:,} tokens"
     sources = {
         "parameters": f"config: {_counted(model)}",
         "weights_bytes": f"config: tensors of the heaviest rank, {rank}, in {decided.dtype}",
         "kv_bytes_per_token": f"config: layers that grow, {rank}, KV in {decided.kv_cache_dtype}",
         "state_bytes_per_sequence": f"config: recurrent and convolution states, {rank}",
         "block_size": rule,
-        "kv_cache_bytes": f"{budget}; {rule}",
-        "num_blocks": f"{budget}; {rule}",
-        "kv_cache_tokens": f"{budget}; {rule}",
-        "max_concurrency": f"{budget}; {rule}",
-        "max_model_len_that_fits": f"{budget}; {rule}",
-        "fits": f"{budget}; one request of {decided.max_model_len:,} tokens",
-        "deficit_bytes": f"{budget}; one request of {decided.max_model_len:,} tokens",
+        **dict.fromkeys(KV_FIGURES, f"{rule}; {budget}"),
+        "fits": f"{rule}; {budget}; {request}",
+        "deficit_bytes": f"{rule}; {budget}; {request}",
     }
-    for key, bounds in ranges.items():
-        low, high = bounds["min"], bounds["max"]
-        assert isinstance(low, int | float)
-        assert isinstance(high, int | float)
-        cautious = figures[key][0]
+    for key in ranges:
+        cautious, other = figures[key]
         assert cautious is not None
-        other = high if cautious == low else low
-        share = f" ({(other / cautious - 1) * 100:+.1f}%)" if cautious and high < 10 * low else ""
-        sources[key] += f"; the cautious end, the other is {_number(other)}{share}"
+        assert other is not None
+        share = f" ({(other / cautious - 1) * 100:+.1f}%)" if cautious and other else ""
+        sources[key] += f"; the cautious end of a range, the other is {_number(other)}{share}"
     return sources
+
+
+def _rule(ledger: Ledger) -> str:
+    """How surely the engine's allocation is known."""
+    allocation = ledger.heavy.allocation
+    if allocation is None:
+        return "not evaluated"
+    if allocation.basis.startswith("vllm"):
+        return f"engine: {allocation.basis}"
+    if allocation.basis == "unsupported":
+        return "modelled: vLLM 0.32 is not known to serve this model, its general rules are applied"
+    return "modelled: vLLM 0.32's rules for CUDA, not confirmed on a GPU"
+
+
+def _budget(ledger: Ledger) -> str:
+    """Where the bytes of the KV cache come from."""
+    if ledger.deployment.kv_cache_memory_bytes is not None:
+        return "KV bytes from --kv-cache-memory-bytes"
+    if ledger.utilization is not None:
+        return f"KV bytes are {ledger.utilization:g} of the device less weights and engine"
+    return "no KV bytes"
 
 
 def _number(value: Number) -> str:
@@ -248,7 +260,7 @@ def _number(value: Number) -> str:
 def _counted(model: Model) -> str:
     if model.checkpoint is None:
         return "every tensor that it implies, multi-token prediction left out"
-    return f"every tensor that it implies; headers hold {len(model.checkpoint.tensors):,} tensors"
+    return "every tensor that it implies, multi-token prediction left out; see checkpoint"
 
 
 def _own_decisions(ledger: Ledger) -> list[Decision]:
@@ -260,6 +272,27 @@ def _own_decisions(ledger: Ledger) -> list[Decision]:
 
 
 # --- parts of the document -----------------------------------------------------------------------
+
+
+def _checkpoint_document(model: Model) -> tuple[dict[str, object] | None, list[str]]:
+    """What the headers hold, and a warning where the configuration implies something else."""
+    index = model.checkpoint
+    if index is None:
+        return None, []
+    implied = stored_bytes(model.anatomy.spec).with_mtp
+    warnings = []
+    if abs(index.num_bytes - implied) > TOLERATED * implied:
+        warnings.append(
+            f"the headers hold {index.num_bytes:,} bytes of tensors and the configuration implies "
+            f"{implied:,}: run ullage audit"
+        )
+    document: dict[str, object] = {
+        "format": index.format,
+        "tensors": len(index.tensors),
+        "bytes": index.num_bytes,
+        "implied_bytes": implied,
+    }
+    return document, warnings
 
 
 def _gpu_document(gpus: Gpus | None) -> dict[str, object] | None:
