@@ -19,18 +19,10 @@ from ullage.anatomy.mixers import MAX_WIDTH, fact
 from ullage.anatomy.positions import read_positions
 from ullage.anatomy.quantization import doubt_of, read_quantization
 from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization
+from ullage.anatomy.spellings import TEXT_KEYS
 from ullage.anatomy.towers import read_towers
 from ullage.errors import UnsupportedModel
 
-# Where configurations of several modalities keep their language model.
-TEXT_KEYS = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "thinker_config",
-    "language_model_config",
-    "text_model_config",
-)
 DTYPES = {
     "bfloat16",
     "float16",
@@ -183,8 +175,6 @@ def _read(
     else:
         layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
         positions = stacks.decoder_positions
-    if family.name == "generic":
-        _refuse_hints(text)
     spec = ModelSpec(
         model_type=found.model_type,
         architecture=found.architecture,
@@ -217,6 +207,8 @@ def _read(
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
     )
+    if family.name == "generic":
+        _refuse(text)
     unread = [key for section in (*found.around, text) for key in section.unread()]
     return spec, reading, tuple(unread)
 
@@ -235,15 +227,33 @@ _HINTS = (
     "retention",
     "memory",
 )
+# Keys of encoders and encoder-decoders: without a row in the table nothing says how they are built.
+_NOT_DECODERS = (
+    "encoder_layers",
+    "type_vocab_size",
+    "encoder_attention_heads",
+    "num_decoder_layers",
+)
 
 
-def _refuse_hints(text: Section) -> None:
+def _refuse(text: Section) -> None:
+    """Raise for an unknown family with a key that makes a plain decoder a wrong reading."""
+    values = text.values
+    if values.get("is_encoder_decoder") is True:
+        raise UnsupportedModel(
+            "an encoder-decoder of an unknown kind", file=text.reading.file, field="model_type"
+        )
     for key in text.unread():
         name = key.rpartition(".")[2]
-        value = text.values.get(name)
-        if value and any(hint in name.lower() for hint in _HINTS):
+        if not values.get(name):
+            continue
+        if name in _NOT_DECODERS:
             raise UnsupportedModel(
-                f"{show(value)} in a configuration of an unknown kind",
+                "an encoder of an unknown kind", file=text.reading.file, field=key
+            )
+        if any(hint in name.lower() for hint in _HINTS):
+            raise UnsupportedModel(
+                f"{show(values[name])} in a configuration of an unknown kind",
                 file=text.reading.file,
                 field=key,
                 expected="a kind of model whose cache is understood",
@@ -319,12 +329,16 @@ def _norm(text: Section, family: Family) -> Norm:
         place=place,
         bias=fact(text, family.norm_bias, "norm_bias", likely=False, widens="weights"),
         unit_offset=fact(text, family.unit_offset, "unit_offset", likely=False, widens="flops"),
-        affine=family.affine and text.boolean("layer_norm_elementwise_affine", True, why="default"),
+        affine=family.affine and _norm_has_weights(text),
     )
 
 
+def _norm_has_weights(text: Section) -> bool:
+    return text.boolean("layer_norm_elementwise_affine", True, why="default: true")
+
+
 def _tied(found: _Found) -> bool:
-    """tie_word_embeddings: the outermost file value wins (transformers ties by the outer config)."""
+    """tie_word_embeddings; the outermost value wins, as in transformers."""
     for section in (*found.around, found.text):
         if section.has("tie_word_embeddings"):
             value = section.boolean("tie_word_embeddings")

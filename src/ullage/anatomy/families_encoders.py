@@ -25,6 +25,7 @@ _BERT: dict[str, Any] = {
     "masked_lm": True,
     "lm_head_bias": True,
     "dtype": "float32",
+    "extra": {"tie_word_embeddings": True},
 }
 _BART: dict[str, Any] = {
     "kind": "encoder-decoder",
@@ -93,5 +94,3 @@ ENCODER_MEMBERS: dict[str, str] = {
     "camembert": "roberta",
     "ernie": "bert",
 }
-
-ENCODER_ARCHITECTURES: dict[str, str] = {}

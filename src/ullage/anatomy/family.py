@@ -23,12 +23,13 @@ class Family:
     (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
     pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
     ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say).
-    `shared_gate`: the shared expert has a one-row gate. `mtp` names how MTP layers are built.
+    `shared_gate`: the shared expert has a one-row gate.
     `dtype` is what the family's checkpoints hold when the configuration names none.
     `parallel_if` names the key that puts attention and MLP side by side. `mamba` is the version of
     the family's Mamba layers. `flatten` lists nested objects whose keys belong to the whole.
     `width_rule`: the MLP's width is the key's number, half of it, expansion_ratio × hidden_size, or
-    two thirds of it rounded up (LFM2). `masked_lm` says that only classes named ForMaskedLM have an output head.
+    two thirds of it rounded up (LFM2). `masked_lm` says that only classes named ForMaskedLM have an
+    output head.
     `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
     that change nothing in this family. `extra` adds defaults for keys that the class does not have.
     """

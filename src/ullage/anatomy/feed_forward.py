@@ -21,10 +21,17 @@ def activation(section: Section, family: Family) -> str:
     return section.text("hidden_act", family.activation or "silu", why="default: the family's")
 
 
+# Every class of transformers 5.24 with one of these activations has a gate; others vary.
+_GATED = ("silu", "swiglu", "swigluoai", "geglu")
+
+
 def is_gated(section: Section, family: Family) -> bool:
     """Whether the MLP has three matrices."""
-    likely = section.optional_text("hidden_act") in ("silu", "swiglu", "swigluoai", "geglu", None)
-    return fact(section, family.gated, "gated", likely=likely, widens="weights")
+    act = section.optional_text("hidden_act")
+    if family.gated is None and act in _GATED:
+        section.reading.source(section.field("gated"), True, f"derived: hidden_act {act}")
+        return True
+    return fact(section, family.gated, "gated", likely=act is None, widens="weights")
 
 
 def _dense_width(section: Section, family: Family) -> int:

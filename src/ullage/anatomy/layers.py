@@ -298,7 +298,7 @@ def _shared_indexers(text: Section, mixers: list[Mixer]) -> list[Mixer]:
 
 
 def _shared_kv(text: Section, kinds: list[str], mixers: list[Mixer]) -> list[Mixer]:
-    """Gemma-3n and -4: the last num_kv_shared_layers read KV of the last own layer of their kind."""
+    """Gemma-3n and -4: the last layers read the KV of the last layer of their kind before them."""
     count = text.optional_integer("num_kv_shared_layers", minimum=0) or 0
     n = len(mixers)
     if count == 0:

@@ -219,9 +219,7 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
         scale=_scale(section),
         output_gate=gate,
         k_eq_v=k_eq_v,
-        rope=read_rope(section, family, head_dim, kind, interleaved=interleaved)
-        if rotates
-        else None,
+        rope=read_rope(section, head_dim, kind, interleaved=interleaved) if rotates else None,
         sparse_index=_block_index(section, kind),
     )
 
@@ -295,7 +293,6 @@ def read_latent(section: Section, family: Family) -> LatentAttention:
         bias=section.boolean("attention_bias", False, why="default: false"),
         rope=read_rope(
             section,
-            family,
             rope_dim,
             "full",
             interleaved=section.boolean(
@@ -328,7 +325,6 @@ def read_compressed(section: Section, family: Family, ratio: int) -> CompressedA
         ratio=ratio,
         rope=read_rope(
             section,
-            family,
             rope_dim,
             "compressed" if ratio else "sliding",
             interleaved=True,

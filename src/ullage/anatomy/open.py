@@ -211,7 +211,7 @@ def _config_and_side(
 
 
 def _embedded(data: Mapping[str, object], path: Path) -> Mapping[str, object]:
-    """The model's configuration inside any JSON object: the outermost object that looks like one."""
+    """The configuration inside any JSON object: the outermost object that looks like one."""
     level: list[Mapping[str, object]] = [data]
     for _ in range(8):
         for candidate in level:
@@ -286,7 +286,7 @@ def _without_config(place: Path, names: list[str]) -> ModelFiles:
 
 
 def _file_names(place: Path) -> list[str]:
-    names = []
+    names: list[str] = []
     try:
         with os.scandir(place) as entries:
             for entry in entries:

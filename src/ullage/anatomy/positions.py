@@ -94,7 +94,6 @@ def _rotary_dim(section: Section, scaling: Section | None, head_dim: int) -> int
 
 def read_rope(
     section: Section,
-    family: Family,
     head_dim: int,
     kind: str,
     *,

@@ -1,4 +1,4 @@
-"""Mixers with a state instead of a growing cache: Mamba, delta-nets, lightning, RG-LRU, convolutions.
+"""Mixers with a state instead of a growing cache: Mamba, delta-nets, RG-LRU, convolutions.
 
 Reads their sizes from the spellings of the families that have them. Softmax mixers are `mixers.py`.
 """

@@ -6,6 +6,16 @@ work; anything that is neither read nor listed here is reported as unread.
 
 from __future__ import annotations
 
+# Where configurations of several modalities keep their language model.
+TEXT_KEYS = (
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "language_model_config",
+    "text_model_config",
+)
+
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "n_embed", "dim", "model_dim", "embed_dim"),
     "num_hidden_layers": (
@@ -136,7 +146,7 @@ IRRELEVANT_ENDINGS = (
 )
 IRRELEVANT_STARTS = ("_", "summary_", "mask_time_", "mask_feature_")
 
-IRRELEVANT: frozenset[str] = frozenset(
+_IRRELEVANT = (
     # what transformers writes into every file, and generation-era boilerplate
     "architectures auto_map transformers_version name_or_path id2label label2id problem_type "
     "use_cache return_dict output_attentions output_hidden_states torchscript use_bfloat16 "
@@ -169,12 +179,14 @@ IRRELEVANT: frozenset[str] = frozenset(
     # training of encoders, speech augmentation, pooling without weights
     "layerdrop encoder_layerdrop decoder_layerdrop apply_spec_augment use_weighted_layer_sum "
     "classifier_proj_size median_filter_width position_embedding_type classifier_pooling "
-    "classifier_activation classifier_bias sparse_prediction sparse_pred_ignore_index "
-    "summary_type summary_use_proj summary_activation summary_proj_to_labels gradient_checkpointing "
-    "w_init_variance_scale _num_labels num_labels normalize_before normalize_embedding "
+    "classifier_activation "
+    "classifier_bias sparse_prediction sparse_pred_ignore_index "
+    "gradient_checkpointing w_init_variance_scale _num_labels num_labels normalize_before "
+    "normalize_embedding "
     # how inputs are laid out
     "ignore_index video_placeholder image_seq_length image_seq_len image_grid_pinpoints "
     "vision_feature_layer vision_feature_select_strategy use_unified_vision_chunk "
     "vision_soft_tokens_per_image mm_tokens_per_image language_model_only "
-    "use_bidirectional_attention output_gate_type".split()
+    "use_bidirectional_attention output_gate_type"
 )
+IRRELEVANT: frozenset[str] = frozenset(_IRRELEVANT.split())
