@@ -7,12 +7,14 @@ cut is `quantization.py`, whether a rank's share fits is `fit.py`.
 from __future__ import annotations
 
 from ullage.anatomy.spec import (
+    Attention,
     CompressedAttention,
     LatentAttention,
     LinearAttention,
     Mamba,
     Mixer,
     Parallel,
+    ShortConv,
 )
 from ullage.audit import vllm
 from ullage.audit.feed_forward import width_fact, widths
@@ -28,8 +30,18 @@ def _largest_divisor(number: int, at_most: int) -> int:
     return next(size for size in range(at_most, 0, -1) if number % size == 0)
 
 
+def _attentions(subject: Subject) -> list[tuple[Attention, Layers]]:
+    """Softmax attentions of all stacks: an encoder's and cross-attention are cut as well."""
+    found = dict(subject.attentions())
+    for layer in (*subject.spec.encoder_layers, *subject.spec.layers):
+        for mixer in (layer.mixer, layer.cross_attention):
+            if isinstance(mixer, Attention):
+                found.setdefault(mixer, (layer.index,))
+    return list(found.items())
+
+
 def _query_heads(subject: Subject) -> list[tuple[int, Layers]]:
-    found = [(attention.num_heads, layers) for attention, layers in subject.attentions()]
+    found = [(attention.num_heads, layers) for attention, layers in _attentions(subject)]
     found += [
         (mixer.num_heads, layers)
         for mixer, layers in subject.mixers
@@ -65,7 +77,7 @@ def kv_heads_divide(subject: Subject) -> Verdict:
         return NotEvaluable(missing)
     ranks = subject.tensor_parallel
     facts = [subject.parallel_fact()]
-    for attention, layers in subject.attentions():
+    for attention, layers in _attentions(subject):
         kv_heads = attention.num_kv_heads
         facts.append(subject.fact("num_key_value_heads", kv_heads, *KV_KEYS))
         if not kv_heads or (ranks % kv_heads == 0 if ranks >= kv_heads else kv_heads % ranks == 0):
@@ -94,8 +106,8 @@ def kv_is_not_copied(subject: Subject) -> Verdict:
             return Fired(
                 f"This model caches one latent per token, and each of the {ranks} tensor-parallel "
                 f"ranks keeps all of it: {ranks} ranks hold the same tokens {ranks} times.",
-                "Use --data-parallel-size with --enable-expert-parallel for more KV room; keep "
-                "--tensor-parallel-size for weights that do not fit otherwise.",
+                "For more KV room use --data-parallel-size with --enable-expert-parallel, or "
+                f"--decode-context-parallel-size {ranks}, which deals the cache out by position.",
                 tuple(facts),
             )
     for attention, layers in subject.attentions():
@@ -107,8 +119,9 @@ def kv_is_not_copied(subject: Subject) -> Verdict:
                 f"{ranks / kv_heads:g} times: beyond --tensor-parallel-size {kv_heads} a token "
                 "takes as much KV on each rank as before.",
                 f"For more KV room pass --tensor-parallel-size {kv_heads} with "
-                f"--data-parallel-size {max(2, ranks // kv_heads)}; keep {ranks} only for the "
-                "weights or the latency.",
+                f"--data-parallel-size {max(2, ranks // kv_heads)}, or "
+                f"--decode-context-parallel-size {ranks // kv_heads}, which deals the copies out "
+                "by position.",
                 tuple(facts),
             )
     if len(facts) == 1:
@@ -260,6 +273,8 @@ def _recurrent_parts(subject: Subject) -> list[tuple[str, int, bool, Layers]]:
             elif isinstance(part, LinearAttention):
                 found.append(("linear-attention key heads", part.num_k_heads, False, layers))
                 found.append(("linear-attention value heads", part.num_v_heads, False, layers))
+            elif isinstance(part, ShortConv):
+                found.append(("convolution channels", part.channels, False, layers))
     return found
 
 

@@ -48,7 +48,8 @@ def _method(subject: Subject) -> Verdict:
     if quantization is None:
         return Clear((subject.fact("quantisation method", None, SECTION),))
     written = _section(subject).get("quant_method")
-    method = written if isinstance(written, str) and written else quantization.method
+    method = written.lower() if isinstance(written, str) and written else quantization.method
+    method = method.replace("compressed_tensors", "compressed-tensors")  # as vLLM spells it
     facts = (Evidence("quantisation method", method, "", _said(subject)),)
     if method in vllm.DEPRECATED_QUANTIZATION_METHODS:
         return Fired(

@@ -92,6 +92,12 @@ QUANTIZATION_METHODS = frozenset(
         "gpt_oss_mxfp4",
         "deepseek_v4_fp8",
         "online",
+        "fp8_per_tensor",
+        "fp8_per_block",
+        "fp8_per_channel",
+        "int8_per_channel_weight_only",
+        "nvfp4_per_token",
+        "mxfp8",
         "auto-round",
     ]
 )
