@@ -17,6 +17,7 @@ from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.config import read_config
 from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
 from ullage.anatomy.index import gguf_index, read_checkpoint, read_gguf_parts
+from ullage.anatomy.infer import anatomy_from_headers
 from ullage.anatomy.keys import parse_json
 from ullage.anatomy.spec import Anatomy
 from ullage.errors import BadUsage, MalformedCheckpoint, MalformedConfig
@@ -162,7 +163,7 @@ def _checkpoint(files: ModelFiles) -> CheckpointIndex | None:
 
 
 def _load_headers(files: ModelFiles) -> Model:
-    """A model without any config.json: a GGUF file says everything itself."""
+    """A model without any config.json: GGUF says everything itself, safetensors by shapes."""
     if files.kind == "gguf":
         headers, missing = read_gguf_parts(files.path)
         if missing:
@@ -181,9 +182,13 @@ def _load_headers(files: ModelFiles) -> Model:
         )
         anatomy = as_headers_say(read_config(found.config, file=files.config_file), found)
         return Model(files, anatomy, gguf_index((headers, missing)))
-    raise BadUsage(
-        "holds no configuration", file=files.path, expected="a config.json beside the weights"
-    )
+    index = read_checkpoint(files.path)
+    if index is None:
+        raise BadUsage(
+            "holds no configuration", file=files.path, expected="a config.json beside the weights"
+        )
+    inferred = anatomy_from_headers(index)
+    return Model(replace(files, config=inferred.config), inferred.anatomy, index)
 
 
 def _is_gguf(path: Path) -> bool:
