@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def ask_vllm(python: Path, oracle: Path, questions: list[dict], timeout_s: float = 1800) -> list:
-    """The oracle's answers, in order. Its log goes to a failing test's message only."""
-    run = subprocess.run(
-        ["nice", "-n", "5", str(python), str(oracle)],
-        input=json.dumps(questions),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+def ask_vllm(python: Path, oracle: Path, questions: list[dict]) -> Iterator[dict]:
+    """The oracle's answers, in order, as they come. A failure shows the end of its log."""
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as log:
+        json.dump(questions, given)
+        given.seek(0)
+        with subprocess.Popen(
+            ["nice", "-n", "5", str(python), str(oracle)],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as oracle_run:
+            assert oracle_run.stdout is not None
+            try:
+                for line in oracle_run.stdout:
+                    if line.startswith("{"):
+                        yield json.loads(line)
+            finally:
+                oracle_run.terminate()
+        log.seek(0)
+        assert oracle_run.returncode == 0, log.read()[-3000:]

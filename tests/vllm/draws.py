@@ -210,7 +210,7 @@ def draw_limits(draw: random.Random, most_positions: int) -> Config:
     """Limits within the bounds that vLLM states: half of them left to the engine."""
     limits: Config = {"kv_cache_memory_bytes": draw.randint(24, 400) * MIB + draw.choice((0, 7))}
     length = min(most_positions, draw.choice((512, 1000, 2048, 4096, 6000, 8192, 16384)))
-    limits["max_model_len"] = length
+    limits["max_model_len"] = length if draw.random() < 0.85 else -1
     limits["max_num_seqs"] = draw.choice((None, 4, 16, 64))
     limits["max_num_batched_tokens"] = draw.choice((None, None, 128, 777, 1024, 4096))
     limits["block_size"] = draw.choice((None, None, 32, 64, 96, 128, 256))

@@ -81,8 +81,8 @@ def main(names: list[str]) -> None:
         kept = {line["case"]["name"]: line for line in lines}
     oracle = ROOT / "tools" / "vllm_oracle.py"
     for case, answer in zip(cases, ask_vllm(python / "bin/python", oracle, cases), strict=True):
-        answer.pop("seconds", None)
-        answer.pop("name")
+        seconds = answer.pop("seconds", None)
+        assert answer.pop("name") == case["name"]
         if beyond_sizing(answer):
             print(f"not startable here: {case['name']}: {answer['refused'][:150]}")
             continue
@@ -91,7 +91,9 @@ def main(names: list[str]) -> None:
             lines = differences(case, answer)
         except Exception as error:  # recording goes on; the tests will say so
             lines = [repr(error)]
-        print("differs" if lines else "equal  ", case["name"], *lines, sep="\n    " * bool(lines))
+        print(f"{'differs' if lines else 'equal':8}{case['name']} ({seconds} s)", flush=True)
+        for line in lines:
+            print(f"        {line}", flush=True)
     text = "".join(json.dumps(kept[name], sort_keys=True) + "\n" for name in sorted(kept))
     temporary = FIXTURES.with_suffix(".new")
     temporary.write_text(text)

@@ -95,7 +95,7 @@ def ours(question: dict) -> dict:
 def test_pools_equal_vllms_own(vllm_python, seed):
     draw = random.Random(seed)  # noqa: S311
     questions = [draw_question(draw) for _ in range(QUESTIONS)]
-    answers = ask_vllm(vllm_python, ORACLE, questions)
+    answers = list(ask_vllm(vllm_python, ORACLE, questions))
     assert len(answers) == QUESTIONS
     allocated = 0
     for question, theirs in zip(questions, answers, strict=True):

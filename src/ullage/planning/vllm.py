@@ -14,8 +14,14 @@ from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import HardwareSpec
 from ullage.costs.kv import pipeline_stages
 from ullage.errors import BadUsage
-from ullage.planning.vllm_decisions import Decision, Decisions, Usage, decide
+from ullage.planning.vllm_decisions import (
+    Decision,
+    Decisions,
+    Usage,
+    decide,
+)
 from ullage.planning.vllm_groups import Group, Slot, Ungroupable
+from ullage.planning.vllm_kinds import architecture_settings
 from ullage.planning.vllm_pages import stack_pages
 from ullage.planning.vllm_pool import Pool, pool_of
 
@@ -167,9 +173,13 @@ def _basis(spec: ModelSpec, deployment: Deployment, warnings: list[str]) -> Basi
     if deployment.parallel.context > 1:
         warnings.append("context parallelism is not reproduced")
         return "unsupported"
-    if deployment.platform == "cpu":
-        return VERIFIED
-    return "modelled"
+    if architecture_settings(spec.architecture) is None:
+        warnings.append(
+            f"vLLM 0.32 does not register {spec.architecture or 'this architecture'}: its rules "
+            "are applied to the mechanisms of the model, not verified for it"
+        )
+        return "modelled"
+    return VERIFIED if deployment.platform == "cpu" else "modelled"
 
 
 def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> Pool | None:

@@ -1,7 +1,7 @@
-"""What vLLM 0.32 decides where a flag was left open: dtypes, limits, block size, cache mode.
+"""What vLLM 0.32 decides where a flag was left open: dtypes, lengths, limits, prefix caching.
 
-Holds those rules for CUDA and CPU, each with where it comes from. What follows for pages and
-blocks is `vllm_pages.py`, `vllm_groups.py` and `vllm.py`.
+Holds those rules for CUDA and CPU, each with where it comes from; blocks are `vllm_blocks.py`. What
+follows is `vllm_pages.py`, `vllm_groups.py`, `vllm_pool.py` and `vllm.py`.
 """
 
 from __future__ import annotations
@@ -9,33 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ullage.anatomy.spec import (
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    LinearAttention,
-    Mamba,
-    ModelSpec,
-    ShortConv,
-)
-from ullage.anatomy.spec import Parallel as ParallelMixer
+from ullage.anatomy.spec import ModelSpec
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import HardwareSpec
-from ullage.costs.kv import kv_heads_per_rank
-from ullage.planning.vllm_pages import (
-    PageRules,
-    attention_state_bytes,
-    latent_state_bytes,
-    state_page_bytes,
-)
+from ullage.planning.vllm_blocks import DEFAULT_BLOCK_TOKENS, decide_blocks
+from ullage.planning.vllm_kinds import Decision, architecture_settings, kinds_of
+from ullage.planning.vllm_pages import PageRules
+
+__all__ = ["Decision", "Decisions", "Usage", "decide"]
 
 Usage = Literal["server", "library"]
 """Defaults of the limits differ between `vllm serve` and the LLM class."""
 
 GIB = 2**30
-DEFAULT_BLOCK_TOKENS = 16
-"""config/cache.py, DEFAULT_BLOCK_SIZE."""
-
 COMPUTE_CAPABILITY = {
     "A100-80": (8, 0),
     "L40S": (8, 9),
@@ -48,15 +34,6 @@ COMPUTE_CAPABILITY = {
 
 ASSUMED_CAPABILITY = (9, 0)
 ASSUMED_MEMORY_BYTES = 80 * GIB
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One setting as the engine resolves it, and why: a flag, the config, or a rule of vLLM's."""
-
-    name: str
-    value: str | int | float | bool | None
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,53 +59,6 @@ class Decisions:
     notes: tuple[Decision, ...]
     warnings: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Kinds:
-    """Which mechanisms a stack has, as far as vLLM's decisions ask."""
-
-    attention: Attention | None
-    latent: LatentAttention | None
-    compressed: CompressedAttention | None
-    states: tuple[Mamba | LinearAttention | ShortConv, ...]
-    sparse: bool
-    sparse_gqa: bool
-    chunked: bool
-    encoder: bool
-    head_dims: frozenset[int]
-
-    @property
-    def hybrid(self) -> bool:
-        return bool(self.states) and self.attends
-
-    @property
-    def attends(self) -> bool:
-        return bool(self.attention or self.latent or self.compressed)
-
-
-def kinds_of(spec: ModelSpec) -> Kinds:
-    """Look through the stack once, each distinct mixer once."""
-    mixers: dict[object, None] = {}
-    for layer in spec.layers:
-        parts = layer.mixer.parts if isinstance(layer.mixer, ParallelMixer) else (layer.mixer,)
-        for part in parts:
-            mixers[part] = None
-    attentions = [m for m in mixers if isinstance(m, Attention)]
-    causal = [m for m in attentions if m.causal]
-    latents = [m for m in mixers if isinstance(m, LatentAttention)]
-    compressed = [m for m in mixers if isinstance(m, CompressedAttention)]
-    return Kinds(
-        attention=causal[0] if causal else None,
-        latent=latents[0] if latents else None,
-        compressed=compressed[0] if compressed else None,
-        states=tuple(m for m in mixers if isinstance(m, Mamba | LinearAttention | ShortConv)),
-        sparse=any(m.indexer is not None for m in latents),
-        sparse_gqa=any(m.sparse_index is not None for m in causal),
-        chunked=any(m.chunk for m in causal),
-        encoder=bool(attentions) and not causal,
-        head_dims=frozenset(m.head_dim for m in causal),
-    )
 
 
 def decide(
@@ -171,7 +101,15 @@ class _Deciding:
         seqs, batched = self._limits(max_model_len, chunked_prefill)
         in_flight = self._batches_in_flight() * batched
         aligned = bool(self.kinds.states) and prefix_caching
-        rules = self._blocks(dtype, kv_cache_dtype, max_model_len, aligned)
+        blocks = decide_blocks(
+            self.kinds,
+            self.flags,
+            capability_major=self.capability[0],
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            max_model_len=max_model_len,
+            aligned_states=aligned,
+        )
         hybrid_manager = not self.kinds.chunked
         if self.kinds.chunked:
             self._note(
@@ -191,10 +129,10 @@ class _Deciding:
             aligned_states=aligned,
             hybrid_manager=hybrid_manager,
             block_outermost=self.kinds.compressed is not None,
-            rules=rules,
-            notes=tuple(self.notes),
-            warnings=tuple(self.warnings),
-            refusals=tuple(self.refusals),
+            rules=blocks.rules,
+            notes=(*self.notes, *blocks.notes),
+            warnings=(*self.warnings, *blocks.warnings),
+            refusals=(*self.refusals, *blocks.refusals),
         )
 
     def _note(self, name: str, value: str | int | float | bool | None, source: str) -> None:
@@ -227,6 +165,11 @@ class _Deciding:
                 asked, source = self._checkpoint_kv_dtype(
                     quantization.method, quantization.kv_scheme
                 )
+            own = (architecture_settings(self.spec.architecture) or {}).get(
+                f"kv_cache_dtype.sm{self.capability[0]}"
+            )
+            if asked == "auto" and own is not None:
+                asked, source = own, f"vLLM: its default for {self.spec.architecture} on this GPU"
         if self.kinds.compressed is not None and not self.cpu:
             if asked != "auto" and not asked.startswith("fp8"):
                 self.refusals.append(f"compressed attention keeps fp8_ds_mla, not {asked}")
@@ -360,121 +303,3 @@ class _Deciding:
         source = "flag --async-scheduling" if asked is not None else "vLLM's default"
         self._note("async_scheduling", ahead, source)
         return pipeline + 1 if ahead else pipeline
-
-    # --- blocks ----------------------------------------------------------------------------------
-
-    def _refuse_what_has_no_kernel(self) -> None:
-        if self.cpu and (self.kinds.sparse or self.kinds.sparse_gqa):
-            self.refusals.append("vLLM has no kernel for sparse attention on a CPU")
-        if self.cpu and self.kinds.compressed is not None:
-            self.refusals.append("vLLM's compressed attention needs a CPU with AMX")
-        sparse = self.kinds.sparse or self.kinds.compressed is not None
-        if not self.cpu and sparse and self.capability[0] in (7, 8):
-            self.refusals.append("vLLM's sparse latent kernels need a Hopper GPU or a newer one")
-
-    def _blocks(
-        self, dtype: str, kv_cache_dtype: str, max_model_len: int, aligned: bool
-    ) -> PageRules:
-        self._refuse_what_has_no_kernel()
-        kernel, fixed = self._kernel_block(kv_cache_dtype)
-        block = self._block_size(kernel)
-        padded = 0
-        if self.kinds.hybrid:
-            block, padded = self._grow_block(block, kernel, dtype, kv_cache_dtype)
-        if self.kinds.attends and (block % kernel or (self._cpu_latent and block != kernel)):
-            self.refusals.append(
-                f"a block of {block} tokens is not one that the attention kernels take "
-                f"({'exactly' if self._cpu_latent else 'multiples of'} {kernel})"
-            )
-        state_block = 0
-        if self.kinds.states:
-            state_block = block if aligned else max_model_len
-            source = "vLLM: align with prefix caching, none without"
-            self._note("mamba_cache_mode", "align" if aligned else "none", source)
-        return PageRules(
-            tensor=self.flags.parallel.tensor,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            block_size=block,
-            kernel_block=kernel,
-            latent_stride_base=kernel if fixed else 0,
-            state_block_size=state_block,
-            state_padded_bytes=padded,
-        )
-
-    @property
-    def _cpu_latent(self) -> bool:
-        return self.cpu and self.kinds.latent is not None
-
-    def _kernel_block(self, kv_cache_dtype: str) -> tuple[int, bool]:
-        """(tokens that kernel blocks are a multiple of, whether the kernel takes only that size).
-
-        The backends' get_supported_kernel_block_sizes, in the order in which platforms/cuda.py
-        prefers them: FlashAttention and Triton 16, FlashMLA and every sparse latent kernel 64,
-        FlashInfer's latent kernel 32, block-sparse GQA 128, compressed attention 256; CPU 32, its
-        latent kernel 16.
-        """
-        if self.kinds.compressed is not None:
-            return 256, True
-        if self.cpu:
-            return (16, True) if self.kinds.latent is not None else (32, False)
-        if self.kinds.sparse_gqa:
-            return 128, True
-        if self.kinds.sparse:
-            return 64, True
-        if self.kinds.latent is None:
-            return 16, False
-        major = self.capability[0]
-        if major == 10:
-            known = self.kinds.latent.qk_nope_head_dim in (64, 128, 192)
-            return (32, True) if known else (128, True)
-        if major == 9 and kv_cache_dtype != "auto" and kv_cache_dtype.startswith("fp8"):
-            return 64, True
-        return 16, False
-
-    def _block_size(self, kernel: int) -> int:
-        asked = self.flags.block_size
-        if self.cpu and (self._cpu_latent or self.kinds.compressed is not None):
-            self._note("block_size", kernel, "vLLM: the only size of the CPU's latent kernel")
-            return kernel
-        if asked is not None:
-            self._note("block_size", asked, "flag --block-size")
-            return asked
-        if self.cpu:
-            self._note("block_size", 128, "vLLM's default on a CPU")
-            return 128
-        block = DEFAULT_BLOCK_TOKENS if DEFAULT_BLOCK_TOKENS % kernel == 0 else kernel
-        self._note("block_size", block, "vLLM's default, or the least that its kernels take")
-        return block
-
-    def _grow_block(
-        self, block: int, kernel: int, dtype: str, kv_cache_dtype: str
-    ) -> tuple[int, int]:
-        """(block size, padded bytes of a state page or 0) so that an attention page holds a state.
-
-        platforms/interface.py, _align_hybrid_block_size.
-        """
-        tensor = self.flags.parallel.tensor
-        state = max(state_page_bytes(mixer, tensor, dtype) for mixer in self.kinds.states)
-        if self.kinds.latent is not None:
-            token = latent_state_bytes(self.kinds.latent, kv_cache_dtype, dtype)
-        elif self.kinds.attention is not None:
-            mixer = self.kinds.attention
-            token = attention_state_bytes(
-                kv_heads_per_rank(mixer.num_kv_heads, tensor),
-                mixer.head_dim,
-                mixer.v_head_dim,
-                kv_cache_dtype,
-                dtype,
-            )
-        else:
-            return block, 0
-        step = max(kernel, block, 128 if self.kinds.latent is not None else 0)
-        grown = step * -(-state // (step * token))
-        grown = kernel * -(-grown // kernel)
-        if grown > block:
-            self._note(
-                "block_size", grown, f"vLLM: an attention page holds a state of {state:,} bytes"
-            )
-            block = grown
-        return block, block * token if block * token != state else 0
