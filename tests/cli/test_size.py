@@ -171,6 +171,16 @@ def test_devices_without_sizes_become_ranks_and_that_is_said(size, llama):
     assert named["decisions"][0]["name"] != "parallel_sizes"
 
 
+def test_what_has_no_effect_is_said(size, llama):
+    document = size(
+        llama, "--gpu", "H100:4", "--tp=1", "--kv-memory=8G", "--gpu-memory-utilization=0.5"
+    )
+    assert any("3 of 4 devices are not used" in text for text in document["warnings"])
+    assert any("--gpu-memory-utilization has no effect" in text for text in document["warnings"])
+    assert document["gpu"]["count"] == 4
+    assert size(llama, "--gpu", "H100", "--tp", "8")["gpu"]["count"] == 8
+
+
 def test_vllms_names_and_the_short_ones_mean_the_same(size, llama):
     long = size(
         llama,

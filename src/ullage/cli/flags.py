@@ -46,7 +46,9 @@ def add_deployment_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument("--tensor-parallel-size", "--tp", "-tp", type=_count(), metavar="N")
     sizes.add_argument("--pipeline-parallel-size", "--pp", "-pp", type=_count(), metavar="N")
     sizes.add_argument("--data-parallel-size", "--dp", "-dp", type=_count(), metavar="N")
-    sizes.add_argument("--enable-expert-parallel", action="store_true")
+    sizes.add_argument(
+        "--enable-expert-parallel", action=argparse.BooleanOptionalAction, default=False
+    )
 
     memory = parser.add_argument_group("memory")
     memory.add_argument("--kv-cache-dtype", "--kv-dtype", default="auto", metavar="DTYPE")

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ullage.anatomy.spec import Anatomy, ModelSpec
 from ullage.costs.activations import Term, Workspace, workspace
-from ullage.costs.deployment import Deployment
+from ullage.costs.deployment import Deployment, Parallel
 from ullage.costs.hardware import Gpus, HardwareSpec
 from ullage.costs.weights import WeightBytes, weight_bytes
 from ullage.errors import BadUsage
@@ -122,6 +122,11 @@ class Ledger:
         return None if self.gpus is None else self.gpus.hardware.memory_bytes
 
 
+def num_ranks(parallel: Parallel) -> int:
+    """How many devices the parallel sizes take, one for each rank."""
+    return parallel.tensor * parallel.pipeline * parallel.context * parallel.data
+
+
 def check_sizes(spec: ModelSpec, deployment: Deployment, gpus: Gpus | None) -> None:
     """Raise BadUsage for parallel sizes that the engine refuses or the devices do not cover."""
     parallel = deployment.parallel
@@ -133,7 +138,7 @@ def check_sizes(spec: ModelSpec, deployment: Deployment, gpus: Gpus | None) -> N
         if parallel.tensor in accepted or not accepted:
             field = "parallel sizes"
         raise BadUsage("; ".join(refused), field=field, expected=expected)
-    needed = parallel.tensor * parallel.pipeline * parallel.context * parallel.data
+    needed = num_ranks(parallel)
     if gpus is not None and gpus.counted and needed > gpus.count:
         raise BadUsage(
             f"{needed:,} ranks need as many devices, and --gpu names {gpus.count:,}",
@@ -154,7 +159,8 @@ def build_ledger(anatomy: Anatomy, deployment: Deployment, gpus: Gpus | None = N
     check_sizes(anatomy.high, deployment, gpus)
     decided = decide(anatomy.high, deployment, hardware=hardware)
     heavy = _case(anatomy.high, deployment, hardware, heaviest=True)
-    light = _case(anatomy.low, deployment, hardware, heaviest=False)
+    known = heavy.weights if anatomy.low is anatomy.high else None
+    light = _case(anatomy.low, deployment, hardware, heaviest=False, weights=known)
     verdicts = {_fits(heavy, hardware), _fits(light, hardware)}
     deficit = None
     if heavy.deficit_bytes is not None and light.deficit_bytes is not None:
@@ -171,9 +177,25 @@ def build_ledger(anatomy: Anatomy, deployment: Deployment, gpus: Gpus | None = N
         deficit=deficit,
         utilization=_utilization(deployment, hardware),
         refusals=decided.refusals if allocation is None else allocation.refusals,
-        warnings=decided.warnings if allocation is None else allocation.warnings,
+        warnings=(
+            *_unused(deployment, gpus),
+            *(decided.warnings if allocation is None else allocation.warnings),
+        ),
         not_evaluable=tuple(_missing(deployment, hardware).items()),
     )
+
+
+def _unused(deployment: Deployment, gpus: Gpus | None) -> list[str]:
+    """What was asked for and has no effect."""
+    unused = []
+    needed = num_ranks(deployment.parallel)
+    if gpus is not None and gpus.counted and needed < gpus.count:
+        unused.append(f"{gpus.count - needed:,} of {gpus.count:,} devices are not used")
+    if deployment.kv_cache_memory_bytes is not None and deployment.gpu_memory_utilization:
+        unused.append("--gpu-memory-utilization has no effect beside --kv-cache-memory-bytes")
+    if gpus is None and deployment.gpu_memory_utilization:
+        unused.append("--gpu-memory-utilization has no effect without --gpu")
+    return unused
 
 
 def _check_engine(deployment: Deployment) -> None:
@@ -208,10 +230,16 @@ def _utilization(deployment: Deployment, hardware: HardwareSpec | None) -> float
 
 
 def _case(
-    spec: ModelSpec, deployment: Deployment, hardware: HardwareSpec | None, *, heaviest: bool
+    spec: ModelSpec,
+    deployment: Deployment,
+    hardware: HardwareSpec | None,
+    *,
+    heaviest: bool,
+    weights: WeightBytes | None = None,
 ) -> Case:
     decided = decide(spec, deployment, hardware=hardware)
-    weights = weight_bytes(spec, deployment.parallel, dtype=decided.dtype)
+    if weights is None:
+        weights = weight_bytes(spec, deployment.parallel, dtype=decided.dtype)
     needs = workspace(
         spec,
         deployment.parallel,

@@ -14,10 +14,10 @@ from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus
 from ullage.costs.kv import kv_bytes_per_token, state_bytes_per_sequence
 from ullage.costs.weights import stored_bytes
-from ullage.planning.ledger import KV_FIGURES, Case, Ledger, build_ledger
+from ullage.planning.ledger import KV_FIGURES, Case, Ledger, build_ledger, num_ranks
 from ullage.planning.parallel_sizes import spread
 from ullage.planning.vllm import allocate
-from ullage.planning.vllm_decisions import Decision
+from ullage.planning.vllm_kinds import Decision
 from ullage.planning.workload import WorkloadAnswer, answer_workload
 
 SCHEMA = "ullage.size/1"
@@ -66,7 +66,7 @@ def size_document(
         "engine": deployment.engine,
         "engine_version": deployment.engine_version,
         "platform": deployment.platform,
-        "gpu": _gpu_document(gpus),
+        "gpu": _gpu_document(gpus, deployment),
         "parallel": _parallel_document(deployment),
         "checkpoint": checkpoint,
         **{key: _top_level(pair, ledger) for key, pair in figures.items()},
@@ -295,12 +295,13 @@ def _checkpoint_document(model: Model) -> tuple[dict[str, object] | None, list[s
     return document, warnings
 
 
-def _gpu_document(gpus: Gpus | None) -> dict[str, object] | None:
+def _gpu_document(gpus: Gpus | None, deployment: Deployment) -> dict[str, object] | None:
+    """The devices named; as many as there are ranks where no number was."""
     if gpus is None:
         return None
     return {
         "name": gpus.hardware.name,
-        "count": gpus.count,
+        "count": gpus.count if gpus.counted else num_ranks(deployment.parallel),
         "memory_bytes": gpus.hardware.memory_bytes,
         "source": gpus.hardware.source("memory_bytes"),
     }

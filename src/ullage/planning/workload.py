@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ullage.errors import BadUsage
-from ullage.planning.ledger import Case, Ledger, Range, deficit_bytes
+from ullage.planning.ledger import Case, Ledger, Range, deficit_bytes, num_ranks
 from ullage.planning.vllm import Allocation, allocate
 
 
@@ -65,8 +65,7 @@ def answer_workload(ledger: Ledger, context: int | None, concurrency: int | None
     replicas = None
     if concurrency is not None and holds[0]:
         replicas = -(-concurrency // holds[0])
-    parallel = deployment.parallel
-    ranks = parallel.tensor * parallel.pipeline * parallel.context * parallel.data
+    ranks = num_ranks(deployment.parallel)
     needed = concurrency or 1
     fits = True if holds[0] >= needed else (False if holds[1] < needed else None)
     return WorkloadAnswer(
