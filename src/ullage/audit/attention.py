@@ -22,27 +22,28 @@ NO_ATTENTION = "layers with softmax attention"
 
 def _head_dim(subject: Subject) -> Verdict:
     hidden = subject.spec.hidden_size
-    differing: list[tuple[Attention, Layers]] = []
+    differing: dict[tuple[int, int], Layers] = {}
     facts = []
     for attention, layers in subject.attentions():
-        heads = attention.num_heads
-        facts.append(subject.fact("head_dim", attention.head_dim, "head_dim", "global_head_dim"))
-        if heads * attention.head_dim != hidden:
-            differing.append((attention, layers))
+        heads, size = attention.num_heads, attention.head_dim
+        facts.append(subject.fact("head_dim", size, "head_dim", "global_head_dim"))
+        if heads * size != hidden:
+            seen = differing.get((heads, size), ())
+            differing[heads, size] = tuple(sorted((*seen, *layers)))
     if not differing:
         return Clear(tuple(facts) or (subject.fact(NO_ATTENTION, 0),))
-    attention, layers = differing[0]
-    quotient = hidden / attention.num_heads
+    (heads, size), layers = next(iter(differing.items()))
+    quotient = hidden / heads
     return Fired(
-        f"Heads are {attention.head_dim} wide in {span(layers)}, while hidden_size / "
-        f"num_attention_heads = {hidden} / {attention.num_heads} = {quotient:g}; a tool that "
-        f"divides is wrong by a factor of {attention.head_dim / quotient:.3g} in KV bytes.",
+        f"Heads are {size} wide in {span(layers)}, while hidden_size / num_attention_heads = "
+        f"{hidden} / {heads} = {quotient:g}; a tool that divides is wrong by a factor of "
+        f"{size / quotient:.3g} in KV bytes.",
         "Leave the configuration as it is, keep its head_dim key, and size with tools that read "
         "it: engines do.",
         (
             *facts,
             subject.fact("hidden_size", hidden),
-            subject.fact("num_attention_heads", attention.num_heads),
+            subject.fact("num_attention_heads", heads),
             Evidence("hidden_size / num_attention_heads", quotient, "", "calculated"),
         ),
     )

@@ -11,6 +11,13 @@ from textwrap import fill
 from ullage.audit.rule import Rule
 
 WIDTH = 88
+ADDING = (
+    "To add a rule: write `def _name(subject: Subject) -> Verdict` in the module of its concern",
+    "under `src/ullage/audit/`, returning `Fired` (cause, remedy, evidence), `Clear` (evidence) or",
+    "`NotEvaluable` (what is missing); add a `Rule` with the next free id to that module's `RULES`;",
+    "give it a case in `tests/audit/rule_cases.py` (a change that fires it; ten other models are",
+    "tried for you); run `python tools/generate_rule_pages.py`.",
+)
 
 
 def explanation(rule: Rule) -> str:
@@ -50,6 +57,7 @@ def index_page(rules: Sequence[Rule]) -> str:
         "`ullage explain ID` prints the same pages. Severities are the usual ones; a finding may",
         "be graver or milder where the case is.",
     ]
+    rows += ["", *ADDING]
     for category in dict.fromkeys(rule.category for rule in rules):
         rows += ["", f"## {category}", "", "| id | severity | rule |", "|---|---|---|"]
         rows += [

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +22,6 @@ from ullage.cli.flags import (
 )
 from ullage.findings.finding import Finding, Severity, worst
 from ullage.findings.json import counts_document, finding_document
-from ullage.findings.table import lines
 
 SCHEMA = "ullage.audit/1"
 FAIL_ON = (*(severity.name for severity in sorted(Severity, reverse=True)), "never")
@@ -105,6 +103,10 @@ def _ids(text: str) -> tuple[str, ...]:
 
 
 def _print_table(model: Model, findings: Sequence[Finding], choice: str, *, verbose: bool) -> None:
+    import shutil
+
+    from ullage.findings.table import lines  # a JSON document starts faster without it
+
     on_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if on_terminal else 100
     notes = [

@@ -12,6 +12,7 @@ from ullage.findings.finding import Evidence, Finding
 
 INDENT = "  "
 NARROWEST = 40
+PLURALS = ("bytes", "devices", "layers", "ranks", "requests", "rows", "stages", "tokens")
 
 
 def lines(
@@ -104,7 +105,10 @@ def _evidence(evidence: Sequence[Evidence], width: int) -> Iterator[str]:
 
 def _with_unit(item: Evidence) -> str:
     if item.value is None:
-        return show_value(None)
+        settable = item.source.startswith(("flag", "default", "config", "side file"))
+        return show_value(None) if settable else "none"
+    if item.value == 1 and item.unit in PLURALS:
+        return f"1 {item.unit[:-1]}"
     if item.unit == "token id":
         return f"token {item.value}"
     return f"{show_value(item.value)} {item.unit}".rstrip()
