@@ -22,6 +22,7 @@ from ullage.anatomy.gguf_rope import llama3_table
 from ullage.anatomy.gguf_types import GGML_BLOCKS
 from ullage.anatomy.spec import ModelSpec
 from ullage.anatomy.tensors import expected_tensors
+from ullage.costs.weights import stored_bytes
 from ullage.errors import BadInput, MalformedCheckpoint, UnsupportedModel
 
 # The keys that every converter writes, by the configuration's key.
@@ -519,6 +520,21 @@ def test_a_scheme_adds_up_to_the_block(ggml_type: str) -> None:
     assert 0 < scheme.bits <= 64
 
 
+@pytest.mark.parametrize("name", ["llama", "llama: Mixtral", "qwen3", "qwen3moe", "gemma3"])
+def test_a_quantised_file_weighs_what_it_stores(tmp_path: Path, name: str) -> None:
+    case, architecture = CASES[name], name.partition(":")[0]
+    spec = read_config(case.config, file="config.json").spec
+    tensors = {
+        key: ("Q8_0" if len(shape) > 1 and shape[-1] % 32 == 0 else "F32", shape)
+        for key, (_, shape) in gguf_tensors(architecture, spec).items()
+    }
+    file = tmp_path / "m.gguf"
+    file.write_bytes(GgufBuilder().file(written_metadata(architecture, case), tensors))
+    model = load(file)
+    assert model.checkpoint is not None
+    assert stored_bytes(model.anatomy.spec).total == model.checkpoint.num_bytes
+
+
 def test_the_real_model_is_smollm2() -> None:
     from test_gguf import smollm2
 
@@ -529,6 +545,7 @@ def test_the_real_model_is_smollm2() -> None:
     comparison = compare(spec, model.checkpoint)
     assert comparison.agrees
     assert comparison.num_parameters == 134_515_008  # SmolLM2-135M, tied
+    assert stored_bytes(spec).total == model.checkpoint.num_bytes
 
 
 def test_transformers_reads_the_same_configuration() -> None:
@@ -601,6 +618,15 @@ def test_layers_that_agree_are_one_value(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(llama_gguf(extra={"llama.attention.head_count_kv": ("[uint32]", [2, 2])}))
     assert config_from_gguf([read_gguf(file)]).config["num_key_value_heads"] == 2
+
+
+def test_a_directory_of_several_models_needs_a_choice(tmp_path: Path) -> None:
+    for name in ("m-Q4.gguf", "m-Q8.gguf", "mmproj-m.gguf"):
+        (tmp_path / name).write_bytes(llama_gguf())
+    with pytest.raises(MalformedCheckpoint, match="holds 2 GGUF models"):
+        load(tmp_path)
+    (tmp_path / "m-Q8.gguf").unlink()
+    assert load(tmp_path).anatomy.spec.num_layers == 2
 
 
 def test_a_model_without_all_its_parts_is_not_sized(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def as_headers_say(anatomy: Anatomy, found: GgufConfig) -> Anatomy:
 
 
 def gguf_quantization(headers: Sequence[GgufHeader]) -> Quantization:
-    """The type of each tensor that is not F16, by Hugging Face module (`{e}`: all experts)."""
+    """The type of each tensor that is not F16, by Hugging Face module; experts as their first."""
     architecture = headers[0].metadata.get("general.architecture")
     schemes: dict[str, WeightScheme] = {}
     for header in headers:
@@ -287,7 +287,8 @@ def gguf_quantization(headers: Sequence[GgufHeader]) -> Quantization:
             name = hf_tensor_name(str(architecture), tensor.name)
             if name is not None and tensor.dtype != "F16":
                 module = name.removesuffix(".weight").removesuffix(".bias")
-                schemes.setdefault(module, weight_scheme(tensor.dtype))
+                # A stack of experts has one type, and every expert is asked for as the first.
+                schemes.setdefault(module.replace("{e}", "0"), weight_scheme(tensor.dtype))
     return Quantization(method="gguf", schemes=tuple(schemes.items()))
 
 

@@ -168,12 +168,19 @@ def _read_directory(folder: Path) -> CheckpointIndex | None:
     if files:
         unused = [n for n in names if n not in files]
         return _merge([folder / name for name in files], unused=unused)
-    return _read_gguf_directory(folder, [n for n in chosen if n.endswith(".gguf")])
+    model = choose_gguf(folder, chosen)
+    return None if model is None else gguf_index(read_gguf_parts(model))
 
 
-def _read_gguf_directory(folder: Path, names: list[str]) -> CheckpointIndex | None:
+def choose_gguf(folder: Path, names: Iterable[str]) -> Path | None:
+    """The one GGUF model (of a split one: a part) among the names of a directory, None without.
+
+    Raises MalformedCheckpoint when there are several models: nobody may guess which is meant.
+    """
     models: dict[str, str] = {}
-    for name in names:
+    for name in sorted(names):
+        if not name.endswith(".gguf") or _NOT_THE_MODEL.fullmatch(name):
+            continue
         split = _SPLIT_GGUF.fullmatch(name)
         models.setdefault(f"{split[1]}-of-{split[3]}" if split else name, name)
     if not models:
@@ -184,7 +191,7 @@ def _read_gguf_directory(folder: Path, names: list[str]) -> CheckpointIndex | No
             file=folder,
             expected="the path of one of them",
         )
-    return gguf_index(read_gguf_parts(folder / next(iter(models.values()))))
+    return folder / next(iter(models.values()))
 
 
 def _weight_names(folder: Path) -> list[str]:

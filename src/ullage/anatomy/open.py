@@ -16,7 +16,7 @@ from typing import Literal
 from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.config import read_config
 from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
-from ullage.anatomy.index import gguf_index, read_checkpoint, read_gguf_parts
+from ullage.anatomy.index import choose_gguf, gguf_index, read_checkpoint, read_gguf_parts
 from ullage.anatomy.infer import anatomy_from_headers
 from ullage.anatomy.keys import parse_json
 from ullage.anatomy.spec import Anatomy
@@ -275,11 +275,9 @@ def _open_directory(place: Path) -> ModelFiles:
 
 def _without_config(place: Path, names: list[str]) -> ModelFiles:
     """A directory with weights only: a GGUF (or its first part), or safetensors."""
-    ggufs = [n for n in names if n.endswith(".gguf")]
-    if ggufs:
-        return ModelFiles(
-            place / ggufs[0], "gguf", None, str(place / ggufs[0]), other_files=tuple(names)
-        )
+    gguf = choose_gguf(place, names)
+    if gguf is not None:
+        return ModelFiles(gguf, "gguf", None, str(gguf), other_files=tuple(names))
     if any(n.endswith(".safetensors") for n in names):
         return ModelFiles(place, "safetensors", None, str(place), other_files=tuple(names))
     configs = [n for n in names if n.endswith("config.json") and not n.endswith(QUANT_SIDE_NAME)]
