@@ -320,6 +320,21 @@ def test_a_context_beyond_the_model_is_refused():
         answer_workload(build_ledger(known(tiny()), Deployment()), 100, 1)
 
 
+# --- a real server -------------------------------------------------------------------------------
+
+
+def test_a_real_start_up_lies_in_the_range_that_was_promised():
+    """vLLM 0.31, Llama-3.1-8B, one A100 80GB, no flags: 56.21 GiB of KV cache, 460,496 tokens,
+    3.51 requests of 131,072 tokens (a public start-up log)."""
+    anatomy = shared("meta-llama--Meta-Llama-3.1-8B")
+    ledger = build_ledger(anatomy, Deployment(), parse_gpus("A100"))
+    least, most = ledger.heavy.allocation, ledger.light.allocation
+    assert least.kv_cache_tokens <= 460_496 <= most.kv_cache_tokens
+    assert least.max_concurrency <= 3.51 <= most.max_concurrency
+    assert most.kv_cache_tokens / least.kv_cache_tokens < 1.05
+    assert ledger.heavy.kv_budget_bytes / GIB <= 56.21 <= ledger.light.kv_budget_bytes / GIB
+
+
 # --- numbers that peers get wrong ----------------------------------------------------------------
 
 
