@@ -25,7 +25,7 @@ NUM_NEW = 64
 LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 40, 64, 100, 130, 150, 200, 250, 300)
 MIB = 1 << 20
 FamilyDir = Callable[[str], Path]
-RNG = random.Random(7)
+RNG = random.Random(7)  # noqa: S311
 PROMPTS = [[RNG.randrange(3, COMMON["vocab_size"]) for _ in range(n)] for n in LENGTHS]
 
 
@@ -71,9 +71,7 @@ def test_logits_of_a_prompt_equal_the_reference(
     served = engine(case.directory)
     seen: list[torch.Tensor] = []
     forward = served._decoder.forward
-    monkeypatch.setattr(
-        served._decoder, "forward", lambda *a: seen.append(forward(*a)) or seen[-1]
-    )
+    monkeypatch.setattr(served._decoder, "forward", lambda *a: seen.append(forward(*a)) or seen[-1])
     prompt = PROMPTS[-1]
     generate(served, [prompt], greedy_params(1))
     with torch.inference_mode():

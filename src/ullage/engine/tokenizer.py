@@ -65,7 +65,6 @@ class Tokenizer:
         """The prompt text of a conversation. Raises TemplateError with the template's own words."""
         if self.chat_template is None:
             raise TemplateError("this model has no chat template", field="messages")
-        import jinja2
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -86,7 +85,9 @@ class Tokenizer:
                 bos_token=self.bos_token or "",
                 eos_token=self.eos_token or "",
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except TemplateError:
+            raise
+        except Exception as error:  # a template is a program: it may fail in any way
             raise TemplateError(
                 f"the chat template fails: {type(error).__name__}: {error}", field="messages"
             ) from error
