@@ -20,7 +20,8 @@ from ullage.anatomy.gguf import read_gguf
 from ullage.anatomy.gguf_config import config_from_gguf, weight_scheme
 from ullage.anatomy.gguf_rope import llama3_table
 from ullage.anatomy.gguf_types import GGML_BLOCKS
-from ullage.anatomy.spec import ModelSpec
+from ullage.anatomy.spec import LatentAttention, ModelSpec
+from ullage.anatomy.tensor_spec import TensorSpec
 from ullage.anatomy.tensors import expected_tensors
 from ullage.costs.weights import stored_bytes
 from ullage.errors import BadInput, MalformedCheckpoint, UnsupportedModel
@@ -366,6 +367,281 @@ CASES = {
             "rope.dimension_count": ("uint32", 16),
         },
     ),
+    "mistral3": Case(rms("mistral", "MistralForCausalLM", head_dim=16, sliding_window=None)),
+    "arcee": Case(rms("arcee", "ArceeForCausalLM", head_dim=16)),
+    "olmo": Case(
+        {
+            **BASE,
+            "model_type": "olmo",
+            "architectures": ["OlmoForCausalLM"],
+            "rope_theta": 10000.0,
+        }
+    ),
+    "cohere2": Case(
+        {
+            **LAYER,
+            "model_type": "cohere2",
+            "architectures": ["Cohere2ForCausalLM"],
+            "rope_theta": 10000.0,
+            "logit_scale": 0.0625,
+            "sliding_window": 128,
+            "tie_word_embeddings": True,
+        },
+        {
+            "logit_scale": ("float32", 0.0625),
+            "attention.sliding_window": ("uint32", 128),
+            "rope.dimension_count": ("uint32", 16),
+        },
+    ),
+    "bloom": Case(
+        {
+            "model_type": "bloom",
+            "architectures": ["BloomForCausalLM"],
+            "n_layer": 4,
+            "hidden_size": 64,
+            "n_head": 4,
+            "vocab_size": 80,
+            "seq_length": 512,
+            "layer_norm_epsilon": 2.0**-17,
+            "tie_word_embeddings": True,
+            "dtype": "float16",
+        },
+        {
+            "block_count": ("uint32", 4),
+            "context_length": ("uint32", 512),
+            "embedding_length": ("uint32", 64),
+            "feed_forward_length": ("uint32", 256),
+            "attention.head_count": ("uint32", 4),
+            "attention.head_count_kv": ("uint32", 4),
+            "attention.layer_norm_epsilon": ("float32", 2.0**-17),
+        },
+    ),
+    "falcon": Case(
+        {
+            "model_type": "falcon",
+            "architectures": ["FalconForCausalLM"],
+            "num_hidden_layers": 4,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "multi_query": True,
+            "parallel_attn": True,
+            "new_decoder_architecture": False,
+            "bias": False,
+            "alibi": False,
+            "vocab_size": 80,
+            "max_position_embeddings": 2048,
+            "layer_norm_epsilon": 2.0**-17,
+            "tie_word_embeddings": True,
+            "dtype": "float16",
+        },
+        {
+            "block_count": ("uint32", 4),
+            "context_length": ("uint32", 2048),
+            "embedding_length": ("uint32", 64),
+            "feed_forward_length": ("uint32", 256),
+            "attention.head_count": ("uint32", 4),
+            "attention.head_count_kv": ("uint32", 1),
+            "attention.layer_norm_epsilon": ("float32", 2.0**-17),
+        },
+    ),
+    "mamba": Case(
+        {
+            "model_type": "mamba",
+            "architectures": ["MambaForCausalLM"],
+            "num_hidden_layers": 4,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "expand": 2,
+            "conv_kernel": 4,
+            "state_size": 16,
+            "time_step_rank": 4,
+            "use_conv_bias": True,
+            "vocab_size": 80,
+            "layer_norm_epsilon": 2.0**-17,
+            "tie_word_embeddings": True,
+            "dtype": "float16",
+        },
+        {
+            "block_count": ("uint32", 4),
+            "context_length": ("uint32", 2**20),
+            "embedding_length": ("uint32", 64),
+            "feed_forward_length": ("uint32", 0),
+            "attention.head_count": ("uint32", 0),
+            "attention.layer_norm_rms_epsilon": ("float32", 2.0**-17),
+            "ssm.conv_kernel": ("uint32", 4),
+            "ssm.inner_size": ("uint32", 128),
+            "ssm.state_size": ("uint32", 16),
+            "ssm.time_step_rank": ("uint32", 4),
+        },
+    ),
+    "lfm2": Case(
+        {
+            **BASE,
+            "model_type": "lfm2",
+            "architectures": ["Lfm2ForCausalLM"],
+            "norm_eps": 2.0**-17,
+            "rope_theta": 1e6,
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "tie_word_embeddings": True,
+        },
+        {
+            "attention.head_count_kv": ("[uint32]", [0, 0, 2, 0]),
+            "attention.layer_norm_rms_epsilon": ("float32", 2.0**-17),
+            "shortconv.l_cache": ("uint32", 3),
+        },
+    ),
+    "bert": Case(
+        {
+            "model_type": "bert",
+            "architectures": ["BertModel"],
+            "num_hidden_layers": 4,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "vocab_size": 80,
+            "type_vocab_size": 2,
+            "max_position_embeddings": 512,
+            "layer_norm_eps": 2.0**-17,
+            "dtype": "float16",
+        },
+        {},
+    ),
+    "dots1": Case(
+        rms(
+            "dots1",
+            "Dots1ForCausalLM",
+            head_dim=16,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+            sliding_window=None,
+        ),
+        {
+            **EXPERTS,
+            "expert_shared_count": ("uint32", 1),
+            "expert_feed_forward_length": ("uint32", 32),
+            "leading_dense_block_count": ("uint32", 1),
+        },
+    ),
+    "glm4moe": Case(
+        rms(
+            "glm4_moe",
+            "Glm4MoeForCausalLM",
+            head_dim=32,
+            partial_rotary_factor=0.5,
+            attention_bias=True,
+            use_qk_norm=True,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+            num_nextn_predict_layers=0,
+        ),
+        {
+            **EXPERTS,
+            "expert_shared_count": ("uint32", 1),
+            "expert_feed_forward_length": ("uint32", 32),
+            "leading_dense_block_count": ("uint32", 1),
+            "attention.key_length": ("uint32", 32),
+            "attention.value_length": ("uint32", 32),
+            "rope.dimension_count": ("uint32", 16),
+        },
+    ),
+    "ernie4_5-moe": Case(
+        rms(
+            "ernie4_5_moe",
+            "Ernie4_5_MoeForCausalLM",
+            moe_num_experts=8,
+            moe_k=2,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_interval=1,
+            moe_intermediate_size=32,
+            tie_word_embeddings=True,
+        ),
+        {
+            **EXPERTS,
+            "expert_shared_count": ("uint32", 2),
+            "expert_feed_forward_length": ("uint32", 32),
+            "leading_dense_block_count": ("uint32", 1),
+            "interleave_moe_layer_step": ("uint32", 1),
+        },
+    ),
+    "qwen3next": Case(
+        rms(
+            "qwen3_next",
+            "Qwen3NextForCausalLM",
+            head_dim=32,
+            partial_rotary_factor=0.25,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+            full_attention_interval=4,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=24,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+        ),
+        {
+            **EXPERTS,
+            "expert_feed_forward_length": ("uint32", 32),
+            "expert_shared_feed_forward_length": ("uint32", 48),
+            "attention.key_length": ("uint32", 32),
+            "attention.value_length": ("uint32", 32),
+            "rope.dimension_count": ("uint32", 8),
+            "full_attention_interval": ("uint32", 4),
+            "ssm.conv_kernel": ("uint32", 4),
+            "ssm.state_size": ("uint32", 16),
+            "ssm.group_count": ("uint32", 2),
+            "ssm.time_step_rank": ("uint32", 4),
+            "ssm.inner_size": ("uint32", 96),
+        },
+    ),
+    "phimoe": Case(
+        {
+            **BASE,
+            "model_type": "phimoe",
+            "architectures": ["PhimoeForCausalLM"],
+            "rms_norm_eps": 2.0**-17,
+            "rope_theta": 10000.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": None,
+        },
+        dict(EXPERTS),
+    ),
+    "granitemoe": Case(
+        rms(
+            "granitemoe",
+            "GraniteMoeForCausalLM",
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            attention_multiplier=0.25,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.5,
+            logits_scaling=8.0,
+        ),
+        {
+            **EXPERTS,
+            "attention.scale": ("float32", 0.25),
+            "embedding_scale": ("float32", 12.0),
+            "residual_scale": ("float32", 0.5),
+            "logit_scale": ("float32", 8.0),
+        },
+    ),
 }
 
 
@@ -385,35 +661,53 @@ def gguf_tensors(architecture: str, spec: ModelSpec) -> dict[str, tuple[str, tup
     names = gguf.get_tensor_name_map(kind, spec.num_layers)
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     for tensor in expected_tensors(spec):
-        name, suffix = tensor.name, ""
-        for ending in (".weight", "_bias", ".bias"):
-            if name.endswith(ending):
-                name, suffix = name.removesuffix(ending), "." + ending.strip("._")
-                break
-        stacked = name.replace("experts.{e}.", "experts.")
-        shape = (tensor.count, *tensor.shape) if "{e}" in name else tensor.shape
-        layer = f"blk.{tensor.layer}."
-        if name.endswith("experts.gate_up_proj"):  # gpt-oss: split in two, rows first
-            biased = suffix == ".bias"
-            half = (shape[0], shape[1] // 2) if biased else (shape[0], shape[2] // 2, shape[1])
-            for part in ("gate", "up"):
-                tensors[f"{layer}ffn_{part}_exps{suffix or '.weight'}"] = ("F16", half)
-            continue
-        if name.endswith("kv_b_proj"):  # DeepSeek: stored as its two halves
-            mixer = spec.layers[0].mixer
-            heads, rank = mixer.num_heads, mixer.kv_lora_rank  # type: ignore[union-attr]
-            nope, wide = mixer.qk_nope_head_dim, mixer.v_head_dim  # type: ignore[union-attr]
-            tensors[layer + "attn_k_b.weight"] = ("F16", (heads, rank, nope))
-            tensors[layer + "attn_v_b.weight"] = ("F16", (heads, wide, rank))
-            continue
-        if architecture == "gpt2" and tensor.layer is not None and len(shape) == 2:
-            shape = shape[::-1]  # Conv1D's [in, out] is turned
-        if name.endswith("experts.down_proj") and architecture == "gpt-oss" and len(shape) == 3:
-            shape = (shape[0], shape[2], shape[1])
-        found = names.get_name(stacked, try_suffixes=(".weight", ".bias"))
-        assert found is not None, name
-        tensors[found + (suffix or ".weight")] = ("F16", shape)
+        for name, shape in converted(architecture, spec, tensor):
+            base, suffix = name, ""
+            for ending in (".weight", ".bias"):
+                if name.endswith(ending):
+                    base, suffix = name.removesuffix(ending), ending
+            found = names.get_name(base, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            tensors[found + suffix] = ("F16", shape)
     return tensors
+
+
+def converted(
+    architecture: str, spec: ModelSpec, tensor: TensorSpec
+) -> list[tuple[str, tuple[int, ...]]]:
+    """What llama.cpp's converter makes of one tensor, before names are mapped."""
+    name = tensor.name.replace("experts.{e}.", "experts.")
+    shape = (tensor.count, *tensor.shape) if "{e}" in tensor.name else tensor.shape
+    layer = f"model.layers.{tensor.layer}"
+    if architecture in ("bloom", "bert"):  # exported from the inner model
+        name = name.removeprefix("transformer.").removeprefix("bert.")
+    if name.endswith("e_score_correction_bias"):
+        name = name.removesuffix("_bias") + ".bias"
+    if name.endswith(".dt_bias"):
+        name = name.removesuffix(".dt_bias") + ".dt_proj.bias"
+    if name.endswith("sinks"):
+        name += ".weight"
+    if architecture == "gpt2" and tensor.layer is not None and len(shape) == 2:
+        shape = shape[::-1]  # Conv1D's [in, out] is turned
+    if name.endswith("self_attn.kv_b_proj.weight"):  # stored as its two halves, K turned
+        mixer = spec.layers[0].mixer
+        assert isinstance(mixer, LatentAttention)
+        heads, rank = mixer.num_heads, mixer.kv_lora_rank
+        return [
+            (f"{layer}.self_attn.k_b_proj.weight", (heads, rank, mixer.qk_nope_head_dim)),
+            (f"{layer}.self_attn.v_b_proj.weight", (heads, mixer.v_head_dim, rank)),
+        ]
+    if name.endswith("input_linear.weight"):  # GraniteMoE: gate above up
+        half = (shape[0], shape[1] // 2, shape[2])
+        return [(f"{layer}.mlp.experts.{part}_proj.weight", half) for part in ("gate", "up")]
+    if architecture == "gpt-oss" and ".experts." in name:  # gate and up interleaved, all turned
+        ending = ".bias" if name.endswith("_bias") else ".weight"
+        turned = shape if len(shape) == 2 else (shape[0], shape[2], shape[1])
+        if "gate_up_proj" not in name:
+            return [(f"{layer}.mlp.experts.down_proj{ending}", turned)]
+        half = (turned[0], turned[1] // 2, *turned[2:])
+        return [(f"{layer}.mlp.experts.{part}_proj{ending}", half) for part in ("gate", "up")]
+    return [(name, shape)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -100,6 +100,8 @@ def _put_sizes(facts: Facts) -> None:
     if extra >= claimed:
         raise facts.contradiction("nextn_predict_layers", f"{extra}", f"less than {claimed} layers")
     source = f"header: {facts.architecture}.block_count"
+    if "nextn_predict_layers" in facts.row.keys:
+        facts.put("num_nextn_predict_layers", 0, "header: no nextn_predict_layers")
     facts.put("num_hidden_layers", claimed - extra, source + (" less MTP layers" if extra else ""))
     facts.put("vocab_size", embedding[0], "header: rows of token_embd.weight")
 
