@@ -14,7 +14,7 @@ from ullage.audit.subject import Subject, unit_count
 from ullage.findings.finding import Evidence, Severity
 
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-NOT_WEIGHTS = ("training_args.", "optimizer.", "scheduler.", "rng_state", "tokenizer.")
+NOT_WEIGHTS = ("training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state", "tokenizer.")
 HEAD_NAMES = ("lm_head.weight", "embed_out.weight")
 # GGUF's and Mistral's name of the head; layers end in it too (blk.0.attn_output.weight).
 WHOLE_HEAD_NAME = "output.weight"
@@ -42,8 +42,8 @@ def _shards(subject: Subject) -> Verdict:
         return Fired(
             f"{unit_count(len(absent), 'weight file')} of the checkpoint "
             f"{'is' if len(absent) == 1 else 'are'} missing, the first is {absent[0]}.",
-            "Download the checkpoint again (huggingface-cli download resumes), then compare the "
-            "files with the index.",
+            "Download the checkpoint again (`hf download` takes up where it stopped), then compare "
+            "the files with the index.",
             facts,
         )
     if lost:

@@ -14,9 +14,9 @@ WIDTH = 88
 ADDING = (
     "To add a rule: write `def _name(subject: Subject) -> Verdict` in the module of its concern",
     "under `src/ullage/audit/`, returning `Fired` (cause, remedy, evidence), `Clear` (evidence) or",
-    "`NotEvaluable` (what is missing); add a `Rule` with the next free id to that module's `RULES`;",
-    "give it a case in `tests/audit/rule_cases.py` (a change that fires it; ten other models are",
-    "tried for you); run `python tools/generate_rule_pages.py`.",
+    "`NotEvaluable` (what is missing); add a `Rule` with the next free id to the module's `RULES`;",
+    "give it a case in `tests/audit/rule_cases.py` (a change that fires it; the models on which it",
+    "must be clear are tried for you); run `python tools/generate_rule_pages.py`.",
 )
 
 

@@ -305,6 +305,8 @@ def devices_suffice(subject: Subject) -> Verdict:
     if gpus is None:
         return NotEvaluable(("--gpu NAME:N",))
     needed = parallel.tensor * parallel.pipeline * parallel.data * parallel.context
+    if needed > 1 and not gpus.counted:
+        return NotEvaluable(("the number of devices: --gpu NAME:N",))
     facts = (
         Evidence("devices", gpus.count, "", f"flag: --gpu {gpus.hardware.name}"),
         Evidence("ranks", needed, "", "tensor × pipeline × data parallel sizes"),

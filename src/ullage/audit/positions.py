@@ -144,10 +144,12 @@ def _angle_precision(subject: Subject) -> Verdict:
             ),
         ]
         if error > MOST_ANGLE_ERROR_RAD:
+            fastest = max((angle for angle in angles if angle != 1.0), default=0.0)
             return Fired(
                 f"At position {length - 1:,} the float32 angles from which vLLM 0.32 makes its "
-                f"cos/sin table for {span(layers)} are rounded by up to {error:.2g} rad: fast "
-                "pairs no longer tell neighbouring tokens apart there.",
+                f"cos/sin table for {span(layers)} are rounded by up to {error:.2g} rad, beside "
+                f"the {fastest:.2g} rad that the fastest inexact pair turns per token: there it "
+                "hardly tells neighbours apart.",
                 f"Pass --max-model-len {_exact_length(angles)} or less, where the error stays "
                 f"below {MOST_ANGLE_ERROR_RAD} rad, and test long prompts beyond that.",
                 tuple(facts),

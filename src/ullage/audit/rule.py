@@ -79,14 +79,15 @@ def judge(rule: Rule, subject: Subject) -> Finding:
     if isinstance(verdict, NotEvaluable):
         return Finding(rule.id, rule.title, rule.severity, "not_evaluable", missing=verdict.missing)
     assert verdict.evidence, f"{rule.id}: a rule that was evaluated says on what"
+    evidence = tuple(dict.fromkeys(verdict.evidence))
     if isinstance(verdict, Clear):
-        return Finding(rule.id, rule.title, rule.severity, "clear", verdict.evidence)
+        return Finding(rule.id, rule.title, rule.severity, "clear", evidence)
     return Finding(
         rule.id,
         rule.title,
         verdict.severity or rule.severity,
         "fired",
-        verdict.evidence,
+        evidence,
         cause=verdict.cause,
         remedy=verdict.remedy,
     )

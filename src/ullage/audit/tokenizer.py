@@ -170,9 +170,9 @@ def _pad_is_end(subject: Subject) -> Verdict:
 
 
 def _chat_template(subject: Subject) -> Verdict:
-    files = subject.model.files
-    if subject.spec.kind == "encoder":
-        return Clear((Evidence("kind", "encoder", "", "spec"),))
+    files, kind = subject.model.files, subject.spec.kind
+    if kind != "decoder":
+        return Clear((Evidence("kind", f"{kind}: takes no chats", "", "spec"),))
     if files.kind == "gguf" and subject.model.checkpoint is not None:
         template = dict(subject.model.checkpoint.metadata).get("tokenizer.chat_template")
         if template:
