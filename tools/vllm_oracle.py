@@ -63,10 +63,13 @@ def prepare() -> None:
     process is free. Files of multimodal models import torchvision for images, which has no CPU
     wheel that matches; no image is ever processed here, so empty modules stand in for it.
     """
+    import torch
     import transformers.utils
     import vllm.v1.engine.llm_engine  # noqa: F401 (imported once, for all children)
     from vllm.model_executor.models import registry
 
+    # Without AVX-512 vLLM refuses 8-bit caches, for want of a kernel; their sizes are the same.
+    torch.cpu._is_avx512_supported = lambda: True
     registry._run_in_subprocess = lambda look: look()
     if not transformers.utils.is_torchvision_available():
         sys.meta_path.append(AbsentTorchvision())

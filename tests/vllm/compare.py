@@ -30,6 +30,9 @@ BEYOND_SIZING = (
     "Sparse Attention is not supported on CPU",
     "_OpNamespace",
     "No module named",
+    "does not dispatch through the Transformers attention interface",
+    "module 'triton' has no attribute",
+    "does not support float16",
     "process ended with status",
 )
 """Parts of refusals that have nothing to do with the cache: vLLM cannot run the model here."""

@@ -65,12 +65,10 @@ LIBRARY = (
     "falcon_mamba",
     "falcon_h1",
     "jamba",
-    "bamba",
     "granitemoehybrid",
     "lfm2",
     "deepseek_v2",
     "deepseek_v3",
-    "olmo_hybrid",
     "bert",
     "roberta",
     "apertus",
@@ -146,8 +144,8 @@ def _cut_experts(text: Config) -> None:
         if isinstance(text.get(key), int) and text[key] > 4:
             text[key] = 4
     for key in TOP_K:
-        if isinstance(text.get(key), int) and text[key] > 2:
-            text[key] = 2
+        if key in text:  # some defaults leave it null
+            text[key] = min(text[key] or 2, 2)
     for key in ("n_group", "topk_group"):
         if isinstance(text.get(key), int):
             text[key] = 1
@@ -169,15 +167,17 @@ def _cut_layers(text: Config, draw: random.Random, layers: int | None) -> None:
     for name in ("full_attention_interval", "sliding_window_pattern", "attn_layer_period"):
         if isinstance(text.get(name), int):
             least = max(least, text[name])
-    kept = min(total, layers or least + draw.choice((0, 0, 1, 2, 3)))
+    shares = text.get("num_kv_shared_layers") or 0
+    kept = min(total, layers or least + draw.choice((1, 2, 3, 4) if shares else (0, 0, 1, 2, 3)))
     text[key] = kept
+    if shares:  # the layers before the sharers must have one of each kind
+        text["num_kv_shared_layers"] = min(shares, kept - least)
     _cut_lists(text, total, kept)
     for name in ("attn_layer_indices", "mlp_only_layers", "full_attn_idxs"):
         if isinstance(text.get(name), list):
             text[name] = [index for index in text[name] if index < kept]
-    for name, most in (("num_kv_shared_layers", kept // 2), ("max_window_layers", kept)):
-        if isinstance(text.get(name), int):
-            text[name] = min(text[name], most)
+    if isinstance(text.get("max_window_layers"), int):
+        text["max_window_layers"] = min(text["max_window_layers"], kept)
 
 
 def _cut_lists(holder: Config, total: int, kept: int) -> None:
@@ -247,6 +247,10 @@ def library_default(model_type: str) -> Config:
     if model_type in ("bert", "roberta") or names is None:
         names = MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(model_type, names)
     config["architectures"] = [names if isinstance(names, str) else names[0]]
+    # Every published LFM2 states these; the class that vLLM reads them from has no default.
+    if model_type == "lfm2":
+        config |= {"block_dim": 2560, "conv_dim": 2560, "block_ff_dim": 1024}
+        config |= {"block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0}
     config.setdefault("dtype", None)
     config["dtype"] = config["dtype"] or "bfloat16"
     return config

@@ -54,10 +54,8 @@ CHOSEN = {
     "library--qwen3_next": (1, 2),
     "library--falcon_h1": (1, 2),
     "library--jamba": (1, 2),
-    "library--bamba": (1,),
     "library--granitemoehybrid": (1,),
     "library--lfm2": (1, 2),
-    "library--olmo_hybrid": (1,),
     # no attention, no decoder
     "library--mamba": (1, 2),
     "library--mamba2": (1, 2),

@@ -93,7 +93,8 @@ def decide_blocks(
             f"a block of {block} tokens is not one that the attention kernels take "
             f"({how} {kernel.tokens})"
         )
-    return Blocks(rules, tuple(notes), tuple(_cpu_warnings(kinds) if cpu else ()), tuple(refusals))
+    warnings = _cpu_warnings(kinds, kv_cache_dtype) if cpu else []
+    return Blocks(rules, tuple(notes), tuple(warnings), tuple(refusals))
 
 
 def attention_kernel(
@@ -171,13 +172,15 @@ def _missing_kernels(kinds: Kinds, capability_major: int, *, cpu: bool) -> list[
     return reasons
 
 
-def _cpu_warnings(kinds: Kinds) -> list[str]:
+def _cpu_warnings(kinds: Kinds, kv_cache_dtype: str) -> list[str]:
     """What another CPU than the one this was verified on does otherwise (platforms/cpu.py)."""
     warnings = []
     if kinds.latent is not None:
         warnings.append(
             "on a CPU with AMX vLLM has another latent kernel: blocks of 128, prefix caching"
         )
+    if kv_cache_dtype.startswith("fp8") and kinds.attends:
+        warnings.append("on a CPU without AVX-512 or AMX vLLM has no kernel for an 8-bit cache")
     if kinds.states:
         warnings.append(
             "on a CPU with AVX512-BF16 vLLM keeps recurrent states in float32 whatever is asked"

@@ -234,8 +234,9 @@ class _Deciding:
             self._note(name, False, "vLLM: off for bidirectional encoders")
             return False, False
         if self.cpu and self.kinds.latent is not None:
+            # Chunked prefill goes off as well, but only after the limits were checked with it on.
             self._note(name, False, "vLLM: off for latent attention on a CPU without AMX")
-            return False, False
+            return False, True
         if asked is not None:
             self._note(name, asked, "flag --enable-prefix-caching")
             return asked, True
