@@ -72,12 +72,13 @@ def embedded_engine(
         # Its own session: Ctrl-C reaches the checkup alone, which then ends the child in order.
         start_new_session=True,
     )
+    said = _Output(process)
     try:
-        said = _Output(process)
         url = said.wait_for_url(begin + start_timeout_s)
         yield EmbeddedEngine(url, process.pid, time.perf_counter() - begin)
     finally:
         _end(process)
+        said.close()
 
 
 class _Output:
@@ -105,6 +106,14 @@ class _Output:
                     thread.join(1.0)
                 raise EngineDidNotStart(self._reason())
         raise EngineDidNotStart("it was not ready in time")
+
+    def close(self) -> None:
+        """Join the readers, which end with the child, and close the pipes."""
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
 
     def _read(self, stream: Iterator[str]) -> None:
         for line in stream:
