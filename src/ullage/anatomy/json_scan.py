@@ -110,8 +110,16 @@ def read_flat_object(text: str, pos: int, max_chars: int) -> tuple[dict[str, obj
     return value, end
 
 
-def read_members(text: str, pos: int, read_member: Callable[[str, int], int]) -> int:
+def read_members(
+    text: str,
+    pos: int,
+    read_member: Callable[[str, int], int],
+    read_usual: Callable[[int], int] = int,
+) -> int:
     """Walks the object at `pos`: `read_member(key, value_pos)` returns where that value ends.
+
+    `read_usual(pos)` may take whole members, with their commas, off the beginning and return the
+    position of the first that it leaves; before every member it is asked again.
 
     Returns the position after the object. Raises ValueError for text that is not JSON; keys given
     twice are the caller's to notice, who keeps them anyway.
@@ -122,7 +130,7 @@ def read_members(text: str, pos: int, read_member: Callable[[str, int], int]) ->
     if text[pos : pos + 1] == "}":
         return pos + 1
     while True:
-        key, pos = read_string(text, pos)
+        key, pos = read_string(text, read_usual(pos))
         colon = _COLON.match(text, pos)
         if colon is None:
             raise ValueError(f"a colon is missing at character {pos}")
