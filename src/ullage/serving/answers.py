@@ -128,8 +128,10 @@ def completion_logprobs(
     return {
         "tokens": tokens,
         "token_logprobs": [one.logprob for one in logprobs],
-        # OpenAI's form has the texts as keys, so alternatives that print alike fall together.
-        "top_logprobs": [{token_text(t): value for t, value in one.top} for one in logprobs],
+        # OpenAI's form has the texts as keys: of alternatives that print alike the best is kept.
+        "top_logprobs": [
+            {token_text(token): value for token, value in reversed(one.top)} for one in logprobs
+        ],
         "text_offset": offsets,
     }
 

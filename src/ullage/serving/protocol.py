@@ -88,7 +88,12 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises BadRequest."""
     try:
         body = json.loads(raw)
-    except (UnicodeDecodeError, ValueError) as error:
+        if b"\\u" in raw:
+            # Half of a surrogate pair is valid JSON but no text; nothing can be made of it.
+            json.dumps(body, ensure_ascii=False).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise BadRequest(f"the body is not Unicode text ({error.reason})") from error
+    except ValueError as error:
         raise BadRequest(f"the body is not JSON ({error})") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply") from error
@@ -148,9 +153,14 @@ def _refuse_unknown(body: Mapping[str, Any], kind: Kind) -> None:
             continue
         if field not in NEUTRAL:
             raise BadRequest("this field is not known here", field=field[:80])
-        if value not in NEUTRAL[field]:
+        if not any(_same(value, accepted) for accepted in NEUTRAL[field]):
             expected = " or ".join(_show(accepted) for accepted in NEUTRAL[field])
             raise BadRequest(f"{_show(value)} is not supported", field=field, expected=expected)
+
+
+def _same(value: object, accepted: object) -> bool:
+    """Equality of JSON values: true is not 1 there, as it is in Python."""
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
 
 
 def _prompt(body: Mapping[str, Any]) -> str | tuple[int, ...]:
