@@ -9,13 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.anatomy.spec import Attention, LatentAttention
+from ullage.costs.kv_formats import attention_token_bytes, latent_token_bytes
 from ullage.errors import BadUsage
 from ullage.planning.vllm_groups import Slot, Ungroupable, bytes_per_block, group_slots
-from ullage.planning.vllm_pages import (
-    Page,
-    attention_state_bytes,
-    latent_state_bytes,
-)
+from ullage.planning.vllm_pages import Page
 
 
 def page(kind="full", block_size=16, state_bytes=64, bound=0, **more) -> Page:
@@ -133,23 +130,23 @@ def test_windows_beside_latents_of_an_odd_size_are_kept_in_full():
     ],
 )
 def test_token_bytes_by_format(kv_cache_dtype, token_bytes):
-    assert attention_state_bytes(8, 128, 128, kv_cache_dtype, "bfloat16") == token_bytes
+    assert attention_token_bytes(8, 128, 128, kv_cache_dtype, "bfloat16") == token_bytes
 
 
 def test_latents_by_format():
     mixer = LatentAttention(128, 512, 128, 64, 128)
-    assert latent_state_bytes(mixer, "auto", "bfloat16") == 1152
-    assert latent_state_bytes(mixer, "fp8", "bfloat16") == 576
-    assert latent_state_bytes(mixer, "fp8_ds_mla", "bfloat16") == 656
+    assert latent_token_bytes(mixer, "auto", "bfloat16") == 1152
+    assert latent_token_bytes(mixer, "fp8", "bfloat16") == 576
+    assert latent_token_bytes(mixer, "fp8_ds_mla", "bfloat16") == 656
     with pytest.raises(BadUsage, match="nvfp4"):
-        latent_state_bytes(mixer, "nvfp4", "bfloat16")
+        latent_token_bytes(mixer, "nvfp4", "bfloat16")
 
 
 def test_an_unknown_format_is_refused_by_name():
     with pytest.raises(BadUsage, match="turboquant_k8v4"):
-        attention_state_bytes(8, 128, 128, "turboquant_k8v4", "bfloat16")
+        attention_token_bytes(8, 128, 128, "turboquant_k8v4", "bfloat16")
 
 
 def test_attention_has_separate_key_and_value_sizes():
     assert Attention(4, 2, 192, 128).v_head_dim == 128
-    assert attention_state_bytes(2, 192, 128, "auto", "float16") == 2 * 320 * 2
+    assert attention_token_bytes(2, 192, 128, "auto", "float16") == 2 * 320 * 2

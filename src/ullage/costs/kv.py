@@ -13,7 +13,6 @@ from math import lcm
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
-    Indexer,
     LatentAttention,
     LayerSpec,
     LinearAttention,
@@ -24,30 +23,15 @@ from ullage.anatomy.spec import (
 )
 from ullage.anatomy.spec import Parallel as ParallelMixer
 from ullage.costs.deployment import Parallel
-from ullage.errors import BadUsage
+from ullage.costs.kv_formats import ELEMENT_BYTES as ELEMENT_BYTES
+from ullage.costs.kv_formats import (
+    attention_token_bytes,
+    element_bytes,
+    index_key_bytes,
+    latent_token_bytes,
+)
 
 ONE_RANK = Parallel()
-
-ELEMENT_BYTES = {
-    "float32": 4,
-    "float": 4,
-    "float16": 2,
-    "half": 2,
-    "bfloat16": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-    "fp8_ds_mla": 1,
-    "int8": 1,
-    "int8_per_token_head": 1,
-    "fp8_per_token_head": 1,
-}
-"""Bytes of one cached element, scales apart, by vLLM's and PyTorch's names."""
-
-INDEX_SCALE_GROUP = 128
-"""Indexer keys are kept in 8 bits with one float32 scale per 128 elements (DeepSeek-V3.2's
-reference code and vLLM 0.32's model_executor/models/deepseek_v2.py alike)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +56,9 @@ class LayerKV:
         return (context // self.ratio) * self.token_bytes + window + self.state_bytes
 
 
-def element_bytes(kv_cache_dtype: str, dtype: str) -> int:
-    """Bytes of one cached element; `auto` means the model's own dtype. Raises BadUsage."""
-    name = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    size = ELEMENT_BYTES.get(name)
-    if size is None:
-        raise BadUsage(
-            f"the size of a KV element of dtype {name[:40]!r} is not known",
-            field="--kv-cache-dtype",
-            expected=f"auto, or one of {', '.join(sorted(ELEMENT_BYTES))}",
-        )
-    return size
-
-
 def kv_heads_per_rank(num_kv_heads: int, tensor: int) -> int:
     """KV heads that one tensor-parallel rank holds: replicated once there are more ranks."""
     return max(1, num_kv_heads // tensor)
-
-
-def index_key_bytes(indexer: Indexer, *, quantized: bool) -> int:
-    """One cached index key. `quantized`: 8 bits with float32 scales, else two bytes an element."""
-    if quantized:
-        return indexer.head_dim + indexer.head_dim // INDEX_SCALE_GROUP * 4
-    return 2 * indexer.head_dim
 
 
 def mamba_groups_per_rank_bundle(n_groups: int, tensor: int) -> int:
@@ -170,12 +134,7 @@ def _mixer_kv(
         case Attention():
             return _attention_kv(mixer, index, parallel, kv_cache_dtype, dtype)
         case LatentAttention():
-            if kv_cache_dtype == "fp8_ds_mla":
-                latent = DS_MLA_TOKEN_BYTES
-            else:
-                latent = (mixer.kv_lora_rank + mixer.qk_rope_head_dim) * element_bytes(
-                    kv_cache_dtype, dtype
-                )
+            latent = latent_token_bytes(mixer, kv_cache_dtype, dtype)
             if mixer.indexer is not None and not mixer.indexer.shared:
                 latent += index_key_bytes(mixer.indexer, quantized=True)
             return LayerKV(index, token_bytes=latent)
@@ -188,17 +147,14 @@ def _mixer_kv(
             return LayerKV(index, state_bytes=size)
 
 
-DS_MLA_TOKEN_BYTES = 656
-"""DeepSeek's fp8 latent of one token: 512 × 1 + 4 scales × 4 + 64 rotary × 2 (FlashMLA)."""
-
-
 def _attention_kv(
     mixer: Attention, index: int, parallel: Parallel, kv_cache_dtype: str, dtype: str
 ) -> LayerKV:
     if mixer.kv_shared_from is not None or not mixer.causal:
         return LayerKV(index)
     heads = kv_heads_per_rank(mixer.num_kv_heads, parallel.tensor)
-    token = heads * (mixer.head_dim + mixer.v_head_dim) * element_bytes(kv_cache_dtype, dtype)
+    sizes = (mixer.head_dim, mixer.v_head_dim)
+    token = attention_token_bytes(heads, *sizes, kv_cache_dtype, dtype)
     bound = mixer.window or mixer.chunk
     if bound:
         return LayerKV(index, window=bound, window_token_bytes=token)

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 
 from ullage.costs.deployment import Deployment
 from ullage.costs.kv import kv_heads_per_rank
+from ullage.costs.kv_formats import attention_token_bytes, latent_token_bytes
 from ullage.planning.vllm_kinds import Decision, Kinds
-from ullage.planning.vllm_pages import (
-    PageRules,
-    attention_state_bytes,
-    latent_state_bytes,
-    state_page_bytes,
-)
+from ullage.planning.vllm_pages import PageRules, state_page_bytes
 
 DEFAULT_BLOCK_TOKENS = 16
 """config/cache.py, DEFAULT_BLOCK_SIZE."""
@@ -145,12 +141,12 @@ def _grow(
     tensor = flags.parallel.tensor
     state = max(state_page_bytes(mixer, tensor, dtype) for mixer in kinds.states)
     if kinds.latent is not None:
-        token = latent_state_bytes(kinds.latent, kv_cache_dtype, dtype)
+        token = latent_token_bytes(kinds.latent, kv_cache_dtype, dtype)
         step = max(kernel.tokens, block, LATENT_HYBRID_STEP)
     elif kinds.attention is not None:
         heads = kv_heads_per_rank(kinds.attention.num_kv_heads, tensor)
         sizes = (kinds.attention.head_dim, kinds.attention.v_head_dim)
-        token = attention_state_bytes(heads, *sizes, kv_cache_dtype, dtype)
+        token = attention_token_bytes(heads, *sizes, kv_cache_dtype, dtype)
         step = max(kernel.tokens, block)
     else:
         return block, 0, state

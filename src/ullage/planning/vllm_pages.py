@@ -23,23 +23,15 @@ from ullage.anatomy.spec import (
     ShortConv,
 )
 from ullage.anatomy.spec import Parallel as ParallelMixer
-from ullage.costs.kv import (
-    DS_MLA_TOKEN_BYTES,
+from ullage.costs.kv import kv_heads_per_rank, recurrent_dtype, state_elements
+from ullage.costs.kv_formats import (
+    attention_token_bytes,
     element_bytes,
     index_key_bytes,
-    kv_heads_per_rank,
-    recurrent_dtype,
-    state_elements,
+    latent_token_bytes,
 )
-from ullage.errors import BadUsage
 
 Kind = Literal["full", "mla", "window", "window_mla", "chunk", "state"]
-
-PER_TOKEN_HEAD = ("int4_per_token_head", "int8_per_token_head", "fp8_per_token_head")
-"""Formats that keep one float32 scale for K and one for V beside every token and head."""
-
-NVFP4 = ("nvfp4", "nvfp4_4over6")
-"""Packed 4-bit values with one 8-bit scale per 16 of them (utils/torch_utils.py)."""
 
 DSV4_TOKEN_BYTES = 584
 """One fp8_ds_mla key of compressed attention: 448 + 64 × 2 + 8 scale bytes
@@ -126,36 +118,6 @@ class PageRules:
     state_padded_bytes: int = 0
 
 
-def attention_state_bytes(
-    num_kv_heads: int, head_dim: int, v_head_dim: int, kv_cache_dtype: str, dtype: str
-) -> int:
-    """K and V of one token on one rank, scales included. Raises BadUsage for unknown formats."""
-    if kv_cache_dtype in PER_TOKEN_HEAD:
-        packed = 2 if kv_cache_dtype.startswith("int4") else 1
-        return num_kv_heads * (head_dim // packed + v_head_dim // packed + 8)
-    if kv_cache_dtype in NVFP4:
-        return num_kv_heads * sum(d // 2 + d // 16 for d in (head_dim, v_head_dim))
-    return num_kv_heads * (head_dim + v_head_dim) * element_bytes(kv_cache_dtype, dtype)
-
-
-def latent_state_bytes(mixer: LatentAttention, kv_cache_dtype: str, dtype: str) -> int:
-    """The latent and rotary key of one token; the same on every tensor-parallel rank."""
-    elements = mixer.kv_lora_rank + mixer.qk_rope_head_dim
-    if kv_cache_dtype == "fp8_ds_mla":
-        return DS_MLA_TOKEN_BYTES
-    if kv_cache_dtype == "nvfp4_ds_mla":
-        return 352
-    if kv_cache_dtype in PER_TOKEN_HEAD:
-        return (elements // 2 if kv_cache_dtype.startswith("int4") else elements) + 8
-    if kv_cache_dtype in NVFP4:
-        raise BadUsage(
-            "nvfp4 is refused for latent attention by vLLM 0.32",
-            field="--kv-cache-dtype",
-            expected="auto, fp8 or fp8_ds_mla",
-        )
-    return elements * element_bytes(kv_cache_dtype, dtype)
-
-
 def layer_pages(layer: LayerSpec, rules: PageRules) -> tuple[Page, ...]:
     """The pages that one layer registers, in vLLM's order; empty when it caches nothing."""
     mixers = layer.mixer.parts if isinstance(layer.mixer, ParallelMixer) else (layer.mixer,)
@@ -181,7 +143,7 @@ def _mixer_pages(mixer: Mixer, rules: PageRules) -> tuple[Page, ...]:
             latent = Page(
                 "mla",
                 rules.block_size,
-                latent_state_bytes(mixer, rules.kv_cache_dtype, rules.dtype),
+                latent_token_bytes(mixer, rules.kv_cache_dtype, rules.dtype),
                 (
                     "latent",
                     mixer.kv_lora_rank + mixer.qk_rope_head_dim,
@@ -206,7 +168,7 @@ def _attention_pages(mixer: Attention, rules: PageRules) -> tuple[Page, ...]:
         return ()
     heads = kv_heads_per_rank(mixer.num_kv_heads, rules.tensor)
     shape = (heads, mixer.head_dim, mixer.v_head_dim, rules.kv_cache_dtype)
-    size = attention_state_bytes(
+    size = attention_token_bytes(
         heads, mixer.head_dim, mixer.v_head_dim, rules.kv_cache_dtype, rules.dtype
     )
     if mixer.window:
