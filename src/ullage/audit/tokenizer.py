@@ -37,6 +37,10 @@ def _special_ids(subject: Subject) -> Iterator[tuple[str, int]]:
                 yield from ((place + key, token) for token in _ids(value))
 
 
+def _key(where: str) -> str:
+    return where.rsplit(": ", 1)[-1].rsplit(".", 1)[-1]
+
+
 def _rows(subject: Subject) -> int:
     """Rows of the largest embedding: speech models have one for text and one for sounds."""
     sizes = [subject.spec.vocab_size]
@@ -52,10 +56,10 @@ def _ids_exist(subject: Subject) -> Verdict:
     facts = [subject.fact("vocab_size", rows, unit="rows")]
     beyond = []
     for where, token in _special_ids(subject):
-        facts.append(Evidence(where.rsplit(": ", 1)[-1], token, "token id", where))
+        facts.append(Evidence(_key(where), token, "token id", where))
         # Negative ids are markers outside the vocabulary (-1, -200 for an image), never looked up.
         if token >= rows:
-            beyond.append((not where.endswith(TEXT_TOKENS), where, token))
+            beyond.append((_key(where) not in TEXT_TOKENS, where, token))
     if beyond:
         is_marker, where, token = min(beyond)
         return Fired(

