@@ -24,6 +24,9 @@ class Naming:
     first_norm: bool
     key_bias: bool
     router_bias_row: bool
+    router_held: str | None
+    sequence_parallel: bool
+    qk_norm_cut: bool
     extras: tuple[Extra, ...]
     encoder: str | None
     mtp: str | None
@@ -64,6 +67,9 @@ def _resolve(key: str, *, known: bool) -> Naming:
         first_norm=row.first_norm is not False,
         key_bias=row.key_bias is not False,
         router_bias_row=bool(row.router_bias_row),
+        router_held=row.router_held,
+        sequence_parallel=bool(row.sequence_parallel),
+        qk_norm_cut=bool(row.qk_norm_cut),
         extras=row.extras,
         encoder=row.encoder,
         mtp=row.mtp,
@@ -87,6 +93,11 @@ def _inherit(key: str) -> Row:
         router_bias_row=(
             base.router_bias_row if row.router_bias_row is None else row.router_bias_row
         ),
+        router_held=row.router_held or base.router_held,
+        sequence_parallel=(
+            base.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel
+        ),
+        qk_norm_cut=base.qk_norm_cut if row.qk_norm_cut is None else row.qk_norm_cut,
         extras=base.extras + row.extras,
         encoder=row.encoder or base.encoder,
         mtp=row.mtp or base.mtp,

@@ -44,7 +44,10 @@ class Row:
     layer, {e} for the expert. `transposed`: linears are stored [in, out]. `parallel_norms`: how
     many norms a layer has whose attention and MLP run side by side. `encoder` names the row of an
     encoder-decoder's other stack. `key_bias` False: keys have none though values do.
-    `router_bias_row`: the router's bias is stored as [1, experts]. `mtp` is the path of a
+    `router_bias_row`: the router's bias is stored as [1, experts]. `router_held`: the dtype that
+    vLLM 0.32 loads routers in, the model's when None; `sequence_parallel`: whether its module keeps
+    shared experts whole under sequence-parallel mixtures; `qk_norm_cut`: whether it cuts norms over
+    all of Q or K. `mtp` is the path of a
     multi-token-prediction layer, None when it is not known; `mtp_from_end` counts those layers on
     from the last decoder layer.
     """
@@ -57,6 +60,9 @@ class Row:
     first_norm: bool | None = None
     key_bias: bool | None = None
     router_bias_row: bool | None = None
+    router_held: str | None = None
+    sequence_parallel: bool | None = None
+    qk_norm_cut: bool | None = None
     extras: tuple[Extra, ...] = ()
     encoder: str | None = None
     mtp: str | None = None

@@ -188,7 +188,12 @@ ROWS: dict[str, Row] = {
     # mixtures of experts
     "mixtral": Row(paths=MIXTRAL),
     "minimax": Row("mixtral", {"linear": "self_attn"}),
-    "minimax_m2": Row("mixtral", {"router_bias": "{moe}.e_score_correction_bias"}),
+    "minimax_m2": Row(
+        "mixtral",
+        {"router_bias": "{moe}.e_score_correction_bias"},
+        router_held="float32",
+        qk_norm_cut=True,
+    ),
     "minimax_m3": Row(
         "minimax_m2",
         {"shared": "{moe}.shared_experts"},
@@ -213,24 +218,40 @@ ROWS: dict[str, Row] = {
         mtp="mtp.layers.{i}",
         mtp_from_end=False,
         extras=QWEN_MTP,
+        sequence_parallel=True,
     ),
-    "qwen3_5_text": Row("qwen2_moe", mtp="mtp.layers.{i}", mtp_from_end=False, extras=QWEN_MTP),
+    "qwen3_5_text": Row(
+        "qwen2_moe",
+        mtp="mtp.layers.{i}",
+        mtp_from_end=False,
+        extras=QWEN_MTP,
+        sequence_parallel=True,
+    ),
     "qwen3_5": Row("qwen3_5_text", {"root": "model.language_model"}),
     "qwen3_vl": Row(paths={"root": "model.language_model"}),
     "qwen3_vl_moe_text": Row("qwen2_moe", experts="stacked_in_out"),
     "qwen3_vl_moe": Row("qwen3_vl_moe_text", {"root": "model.language_model"}),
-    "deepseek_v3": Row(mtp="model.layers.{i}", mtp_from_end=True, extras=DEEPSEEK_MTP),
+    "deepseek_v2": Row(sequence_parallel=True),
+    "deepseek_v3": Row(
+        "deepseek_v2",
+        mtp="model.layers.{i}",
+        mtp_from_end=True,
+        extras=DEEPSEEK_MTP,
+        sequence_parallel=True,
+    ),
     "kimi_k25": Row(
         "deepseek_v3",
         {"root": "language_model.model", "lm_head": "language_model.lm_head"},
         mtp="language_model.model.layers.{i}",
     ),
-    "glm4_moe": Row("deepseek_v3"),
+    "glm4_moe": Row("deepseek_v3", router_held="float32", sequence_parallel=False),
     "kimi_linear": Row(
         "mixtral", {"linear": "self_attn", "mlp": "mlp", "shared": "{moe}.shared_experts"}
     ),
     "ernie4_5_moe": Row(
-        paths={"router_bias": "{moe}.moe_statics.e_score_correction_bias"}, router_bias_row=True
+        paths={"router_bias": "{moe}.moe_statics.e_score_correction_bias"},
+        router_bias_row=True,
+        router_held="float32",
     ),
     "mistral4": Row(experts="stacked"),
     "mimo_v2_flash": Row(paths={"sinks": "{attn}.attention_sink_bias"}),
@@ -260,6 +281,7 @@ ROWS: dict[str, Row] = {
             "shared": "{moe}.shared_expert",
         },
         experts="stacked_in_out",
+        sequence_parallel=True,
     ),
     "llama4": Row(
         "llama4_text", {"root": "language_model.model", "lm_head": "language_model.lm_head"}
@@ -292,6 +314,7 @@ ROWS: dict[str, Row] = {
             Extra("mtp_layer", "transformer.shared_head.norm.weight", ("H",)),
             Extra("mtp_layer", "transformer.shared_head.output.weight", ("V", "H"), "lm_head"),
         ),
+        router_held="float32",
     ),
     "deepseek_v4": Row(
         paths=MIXTRAL
@@ -321,6 +344,7 @@ ROWS: dict[str, Row] = {
             Extra("mtp_layer", "emb.tok_emb.weight", ("V", "H"), "embed"),
             Extra("mtp_layer", "head.weight", ("V", "H"), "lm_head"),
         ),
+        sequence_parallel=True,
     ),
     "exaone_moe": Row(paths={"router_bias": "{moe}.e_score_correction_bias"}),
     "hy_v3": Row(
@@ -328,7 +352,8 @@ ROWS: dict[str, Row] = {
             "router": "{moe}.router.gate",
             "router_bias": "{moe}.expert_bias",
             "shared": "{moe}.shared_mlp",
-        }
+        },
+        router_held="float32",
     ),
     "hunyuan_v1_moe": Row(
         "hunyuan_v1_dense", {"router": "{moe}.gate.wg", "shared": "{moe}.shared_mlp"}
@@ -340,7 +365,8 @@ ROWS: dict[str, Row] = {
             "element_gate": "{attn}.gate_proj",
             "pre2": "pre_mlp_layernorm",
             "post2": "post_mlp_layernorm",
-        }
+        },
+        router_held="float32",
     ),
     "laguna": Row("qwen2_moe", {"router_bias": "{experts}.e_score_correction_bias"}),
     "bailing_moe": Row(
@@ -368,7 +394,11 @@ ROWS: dict[str, Row] = {
     ),
     "mamba": Row(paths=HYBRID_HEAD),
     "nemotron_h": Row(
-        "mamba", {"latent_in": "{moe}.fc1_latent_proj"}, mtp="mtp.layers.{i}", mtp_from_end=False
+        "mamba",
+        {"latent_in": "{moe}.fc1_latent_proj"},
+        mtp="mtp.layers.{i}",
+        mtp_from_end=False,
+        sequence_parallel=True,
     ),
     "jamba": Row(
         paths=FEED_FORWARD | {"router": "{moe}.router", "final_norm": "{root}.final_layernorm"}
@@ -506,7 +536,7 @@ ALIASES: dict[str, str] = {
     for row, names in {
         "llama": "mistral mistral3_text ministral ministral3 qwen2 qwen3 qwen3_moe gemma granite "
         "olmo olmo2 olmo3 olmoe cohere cohere2 stablelm smollm3 seed_oss arcee nemotron deci "
-        "nemotron-nas ernie4_5 exaone4 helium yi solar xverse deepseek_v2 dots1 flex_olmo "
+        "nemotron-nas ernie4_5 exaone4 helium yi solar xverse dots1 flex_olmo "
         "qwen3_vl_text qwen2_vl_text qwen2_5_vl_text glm4_moe_lite solar_open cohere2_moe minicpm "
         "minicpm3 youtu sarvam_mla internlm internlm3 granite_swa hyperclovax iquestcoder jais2 "
         "stablelm_epoch qwen2_5_omni_text exaone4_5",

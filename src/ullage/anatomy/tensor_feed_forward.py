@@ -46,7 +46,8 @@ def dense(s: Stack, ff: Dense, slot: str = "") -> None:
 
 def experts(s: Stack, ff: Experts) -> None:
     hidden, paths, num = s.spec.hidden_size, s.paths, ff.num_experts
-    s.linear(paths["router"], num, hidden, "router", "replicated", bias=ff.router_bias)
+    s.linear(paths["router"], num, hidden, "router", "replicated", bias=ff.router_bias,
+             held_dtype=s.naming.router_held)  # fmt: skip
     if ff.hash_routed:
         s.tensor(paths["hash_table"], (s.spec.vocab_size, ff.top_k), "hash_table",
                     suffix="", dtype="int64")  # fmt: skip
@@ -109,12 +110,15 @@ def stacked_experts(s: Stack, ff: Experts, width: int) -> None:
 
 def shared_expert(s: Stack, ff: Experts) -> None:
     hidden, width, paths = s.spec.hidden_size, ff.shared_intermediate, s.paths
+    whole = s.naming.sequence_parallel
     if ff.gated and "s_gate_up" in paths:
-        s.linear(paths["s_gate_up"], 2 * width, hidden, "shared_gate_up", "column")
+        s.linear(
+            paths["s_gate_up"], 2 * width, hidden, "shared_gate_up", "column", sequence_whole=whole
+        )
     else:
         if ff.gated:
-            s.linear(paths["s_gate"], width, hidden, "shared_gate", "column")
-        s.linear(paths["s_up"], width, hidden, "shared_up", "column")
-    s.linear(paths["s_down"], hidden, width, "shared_down", "row")
+            s.linear(paths["s_gate"], width, hidden, "shared_gate", "column", sequence_whole=whole)
+        s.linear(paths["s_up"], width, hidden, "shared_up", "column", sequence_whole=whole)
+    s.linear(paths["s_down"], hidden, width, "shared_down", "row", sequence_whole=whole)
     if ff.shared_gate:
         s.linear(paths["shared_gate"], 1, hidden, "shared_router", "replicated")

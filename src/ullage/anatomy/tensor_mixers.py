@@ -27,6 +27,7 @@ from ullage.anatomy.tensor_spec import Shard
 if TYPE_CHECKING:
     from ullage.anatomy.tensor_stack import Stack
 
+_HELD = {"A_log": "float32"}  # vLLM 0.32 mamba_mixer.py, mamba_mixer2.py, qwen3_next.py
 _OVERLAPPING_RATIO = 4  # transformers 5.24, deepseek_v4: the compressed-sparse layers overlap
 
 
@@ -83,9 +84,12 @@ def attention(s: Stack, a: Attention, cross: str = "") -> None:
         s.linear(paths["head_gate"], a.num_heads, hidden, "attn_gate", "column")
     if a.qk_norm is not None:
         whole = a.qk_norm == "layer"
-        s.norm(paths["q_norm"], a.num_heads * a.head_dim if whole else a.head_dim)
+        cut = whole and s.naming.qk_norm_cut
+        s.norm(paths["q_norm"], a.num_heads * a.head_dim if whole else a.head_dim,
+               shard="column" if cut else "replicated")  # fmt: skip
         if own_kv:
-            s.norm(paths["k_norm"], k_rows if whole else a.head_dim)
+            s.norm(paths["k_norm"], k_rows if whole else a.head_dim,
+                   shard="kv" if cut else "replicated", groups=a.num_kv_heads)  # fmt: skip
     if a.sinks:
         s.tensor(paths["sinks"], (a.num_heads,), "sinks", "column", suffix="", cut=0)
     if a.sparse_index is not None:
@@ -195,7 +199,8 @@ def mamba(s: Stack, m: Mamba) -> None:
     conv1d(s, f"{path}.conv1d", conv, m.d_conv, bias=m.conv_bias, groups=m.n_groups,
                 grouped=grouped)  # fmt: skip
     for leaf, shape in states:
-        s.tensor(f"{path}.{leaf}", shape, "mamba", "column", suffix="", cut=0)
+        s.tensor(f"{path}.{leaf}", shape, "mamba", "column", suffix="", cut=0,
+                 held_dtype=_HELD.get(leaf))  # fmt: skip
     s.linear(f"{path}.out_proj", hidden, m.d_inner, "mamba_out", "row", bias=m.proj_bias)
 
 
@@ -226,7 +231,8 @@ def linear_attention(s: Stack, a: LinearAttention) -> None:
             s.linear(name, rows, hidden, "linear_in", "column")
         conv1d(s, f"{path}.conv1d", 2 * k_rows + v_rows, a.d_conv, bias=False)
         for leaf in ("A_log", "dt_bias"):
-            s.tensor(f"{path}.{leaf}", (a.num_v_heads,), "linear", "column", suffix="", cut=0)
+            s.tensor(f"{path}.{leaf}", (a.num_v_heads,), "linear", "column", suffix="", cut=0,
+                     held_dtype=_HELD.get(leaf))  # fmt: skip
         s.norm(f"{path}.norm", a.v_head_dim)
         s.linear(f"{path}.out_proj", hidden, v_rows, "linear_out", "row")
     elif a.kind == "kda":
@@ -250,7 +256,8 @@ def kda(s: Stack, a: LinearAttention, k_rows: int, v_rows: int) -> None:
         s.linear(f"{path}.{leaf}_a_proj", a.v_head_dim, hidden, "linear_in", "replicated")
         s.linear(f"{path}.{leaf}_b_proj", v_rows, a.v_head_dim, "linear_in", "column")
     s.linear(f"{path}.b_proj", a.num_v_heads, hidden, "linear_in", "column")
-    s.tensor(f"{path}.A_log", (1, 1, a.num_v_heads, 1), "linear", "column", suffix="", cut=2)
+    s.tensor(f"{path}.A_log", (1, 1, a.num_v_heads, 1), "linear", "column", suffix="", cut=2,
+             held_dtype=_HELD["A_log"])  # fmt: skip
     s.tensor(f"{path}.dt_bias", (k_rows,), "linear", "column", suffix="", cut=0)
     s.norm(f"{path}.o_norm", a.v_head_dim)
     s.linear(f"{path}.o_proj", hidden, v_rows, "linear_out", "row")

@@ -41,6 +41,8 @@ class TensorSpec:
     name is only Llama's way of saying it and must not be looked for in a file.
     `quantizable`: a Linear's matrix, which a quantiser may have packed; `in_dim` is its input
     dimension. `dtype` is what the family stores whatever the model's dtype is, or None.
+    `held_dtype` is the same for what vLLM 0.32 holds in memory. `sequence_whole`: vLLM does not cut
+    it when mixtures run sequence-parallel (expert, tensor and data parallelism together).
     `num_experts` counts the experts along the first dimension of a stacked tensor, or is `count`.
     """
 
@@ -59,6 +61,8 @@ class TensorSpec:
     grouped: int = 0
     in_dim: int = -1
     dtype: str | None = None
+    held_dtype: str | None = None
+    sequence_whole: bool = False
     num_experts: int = 0
 
     @property

@@ -48,29 +48,20 @@ class Stack:
         grouped: int = 0,
         in_dim: int = -1,
         dtype: str | None = None,
+        held_dtype: str | None = None,
+        sequence_whole: bool = False,
         num_experts: int = 0,
     ) -> None:
         module = self.prefix + path
         self.emit(
             TensorSpec(
-                module + suffix,
-                shape,
-                count,
-                module,
-                role,
-                shard,
-                self.layer,
-                self.stack,
-                quantizable,
-                self.named,
-                cut,
-                groups,
-                grouped,
-                in_dim,
-                dtype,
-                num_experts or (count if shard == "expert" else 0),
+                name=module + suffix, shape=shape, count=count, module=module, role=role,
+                shard=shard, layer=self.layer, stack=self.stack, quantizable=quantizable,
+                named=self.named, cut=cut, groups=groups, grouped=grouped, in_dim=in_dim,
+                dtype=dtype, held_dtype=held_dtype, sequence_whole=sequence_whole,
+                num_experts=num_experts or (count if shard == "expert" else 0),
             )
-        )
+        )  # fmt: skip
 
     def linear(
         self,
@@ -84,6 +75,8 @@ class Stack:
         groups: int = 0,
         grouped: int = 0,
         quantizable: bool = True,
+        held_dtype: str | None = None,
+        sequence_whole: bool = False,
     ) -> None:
         """A matrix [rows out, columns in] (turned round where the family does) and its bias."""
         turned = self.naming.transposed
@@ -93,6 +86,7 @@ class Stack:
         self.tensor(
             path, (columns, rows) if turned else (rows, columns), role, shard, cut=cut,
             quantizable=quantizable, groups=groups, grouped=grouped, in_dim=0 if turned else 1,
+            held_dtype=held_dtype, sequence_whole=sequence_whole,
         )  # fmt: skip
         if bias:
             whole = shard in ("row", "replicated")
@@ -102,15 +96,21 @@ class Stack:
             )  # fmt: skip
 
     def norm(
-        self, path: str, width: int, norm: Norm | None = None, shard: Shard = "replicated"
+        self,
+        path: str,
+        width: int,
+        norm: Norm | None = None,
+        shard: Shard = "replicated",
+        groups: int = 0,
     ) -> None:
+        """A norm's weight and bias, as far as norms of this kind have them."""
         norm = norm or self.spec.norm
         if not norm.affine:
             return
-        cut = 0 if shard == "column" else None
-        self.tensor(path, (width,), "norm", shard, cut=cut)
-        if norm.kind == "layer" and norm.bias:
-            self.tensor(path, (width,), "norm", shard, suffix=".bias", cut=cut)
+        cut = None if shard == "replicated" else 0
+        suffixes = (".weight", ".bias") if norm.kind == "layer" and norm.bias else (".weight",)
+        for suffix in suffixes:
+            self.tensor(path, (width,), "norm", shard, suffix=suffix, cut=cut, groups=groups)
 
     def extras(self, scope: str, sizes: dict[str, int]) -> None:
         for extra in self.naming.extras:

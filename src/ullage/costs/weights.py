@@ -148,11 +148,11 @@ def all_stages(
     for tensor in expected_tensors(spec):
         scheme = _scheme(table, tensor)
         key = (tensor.shape, tensor.count, tensor.shard, tensor.cut, tensor.grouped, tensor.dtype,
-               scheme, tensor.role in _ON_BOTH_ENDS)  # fmt: skip
+               tensor.held_dtype, tensor.sequence_whole, scheme)  # fmt: skip
         size = sizes.get(key)
         if size is None:
             shape, count = local_shape(tensor, parallel, rank)
-            size = tensor_bytes(tensor, shape, count, scheme, held_dtype)
+            size = tensor_bytes(tensor, shape, count, scheme, tensor.held_dtype or held_dtype)
             sizes[key] = size
         if tensor.stack == "mtp":
             sums[last].add(tensor, size)
@@ -173,9 +173,6 @@ def all_stages(
     return tuple(each.result() for each in sums)
 
 
-_ON_BOTH_ENDS = ("embed", "lm_head")
-
-
 def local_shape(
     tensor: TensorSpec, parallel: Parallel, rank: int = 0
 ) -> tuple[tuple[int, ...], int]:
@@ -183,7 +180,8 @@ def local_shape(
 
     Rules of vLLM 0.32: equal parts (rounded up where they do not divide: vLLM refuses those); at
     least one KV head or state-space group per rank; a vocabulary padded to 64; experts dealt out
-    over tensor × context × data ranks, or each cut by all of them without expert parallelism.
+    over tensor × context × data ranks, or each cut by all of them without expert parallelism;
+    shared experts whole where expert, tensor and data parallelism make mixtures sequence-parallel.
     """
     tp, shape, count = parallel.tensor, list(tensor.shape), tensor.count
     if tensor.shard == "expert":
@@ -198,7 +196,8 @@ def local_shape(
             shape[tensor.cut] = -(-shape[tensor.cut] // width)
         return tuple(shape), count
     cut = tensor.cut
-    if cut is None or tensor.shard == "replicated":
+    together = parallel.expert and tp > 1 and parallel.data > 1
+    if cut is None or tensor.shard == "replicated" or (tensor.sequence_whole and together):
         return tensor.shape, count
     size = shape[cut]
     if tensor.shard == "vocab":
