@@ -17,7 +17,6 @@ from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.config import read_config
 from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
 from ullage.anatomy.index import choose_gguf, gguf_index, read_checkpoint, read_gguf_parts
-from ullage.anatomy.infer import anatomy_from_headers
 from ullage.anatomy.keys import parse_json
 from ullage.anatomy.spec import Anatomy
 from ullage.errors import BadUsage, MalformedCheckpoint, MalformedConfig
@@ -187,6 +186,9 @@ def _load_headers(files: ModelFiles) -> Model:
         raise BadUsage(
             "holds no configuration", file=files.path, expected="a config.json beside the weights"
         )
+    # Rarely needed, and it brings the whole comparison of names along.
+    from ullage.anatomy.infer import anatomy_from_headers
+
     inferred = anatomy_from_headers(index)
     return Model(replace(files, config=inferred.config), inferred.anatomy, index)
 
