@@ -16,7 +16,8 @@ from ullage.checkup.figures import Figure, figure
 from ullage.checkup.measure import Growth, GrowthPoint, Measurements
 from ullage.checkup.metrics import CacheInfo
 from ullage.costs.hardware import HardwareSpec
-from ullage.costs.kv import ELEMENT_BYTES, kv_bytes_per_token, state_bytes_per_sequence
+from ullage.costs.kv import kv_bytes_per_token, state_bytes_per_sequence
+from ullage.costs.kv_formats import element_bytes
 from ullage.costs.operators import step_operators, total_flops
 from ullage.costs.roofline import ElementBytes, roofline
 from ullage.costs.step import Step
@@ -57,8 +58,11 @@ class StepBound:
 def step_bound(spec: ModelSpec, step: Step, serving: Serving) -> StepBound:
     """The least time that one forward step can take on the serving hardware."""
     assert serving.hardware is not None, "a bound needs a device"
-    size = ELEMENT_BYTES[serving.compute_dtype]
-    element = ElementBytes(serving.weight_bytes_per_element, size, ELEMENT_BYTES[serving.kv_dtype])
+    element = ElementBytes(
+        weight=serving.weight_bytes_per_element,
+        activation=element_bytes("auto", serving.compute_dtype),
+        cache=element_bytes(serving.kv_dtype, serving.compute_dtype),
+    )
     operators = step_operators(spec, step)
     times = roofline(operators, serving.hardware, element, serving.compute_dtype)
     return StepBound(
@@ -77,7 +81,7 @@ class GrowthFit:
 
     `measured_bytes_per_token` is taken from the first rise to the last, so that neither the block
     begun nor the block unfinished counts; None when fewer than two rises were seen.
-    `resolution` is the relative error that one token more or less at either end makes.
+    `resolution` is the relative error that the time between samples leaves.
     """
 
     seen: tuple[tuple[int, float], ...]
@@ -139,11 +143,22 @@ def _seen_bytes(
 
 
 def _slope(seen: Sequence[tuple[int, float]]) -> tuple[float | None, float | None]:
-    rises = [following for before, following in pairwise(seen) if following[1] > before[1]]
-    if len(rises) < 2 or rises[-1][0] <= rises[0][0]:
+    """Bytes per token between the first and the last rise, and its relative resolution.
+
+    A rise is known to lie after the tokens of the sample before it and at or before its own, so
+    the tokens between two rises are known to a range; the slope is taken at its middle.
+    """
+    rises = [(a, b) for a, b in pairwise(seen) if b[1] > a[1]]
+    if len(rises) < 2:
         return None, None
-    tokens = rises[-1][0] - rises[0][0]
-    return (rises[-1][1] - rises[0][1]) / tokens, 2.0 / tokens
+    (before_first, first), (before_last, last) = rises[0], rises[-1]
+    least = before_last[0] + 1 - first[0]
+    most = last[0] - (before_first[0] + 1)
+    if least <= 0:
+        return None, None
+    middle = (least + most) / 2
+    # One token more: the engine may take a token's place a step before it counts the token.
+    return (last[1] - first[1]) / middle, ((most - least) / 2 + 1) / middle
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -265,8 +265,8 @@ def growth_part(evidence: Evidence, gaps: list[dict[str, str]]) -> dict[str, Any
         "bytes_per_token_measured": figure(
             measured, "bytes/token", "measured", f"{fit.bytes_source}; {resolution}".rstrip("; ")
         ),
-        # What sampling can resolve, and a token of slack: within it the price is called right.
-        "tolerance": 0.01 + (fit.resolution or 0.0),
+        # What sampling can resolve: within it the price is called right.
+        "tolerance": fit.resolution or 0.0,
         "measured": [list(pair) for pair in fit.seen],
         "predicted": [list(pair) for pair in fit.predicted],
     }

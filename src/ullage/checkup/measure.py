@@ -32,7 +32,7 @@ BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 8, 32, 24
 # One experiment may not eat the others' time on a slow machine.
 GROWTH_BUDGET_S = 14.0
 PREFILL_BUDGET_S = 12.0
-FAST_S, SLOW_S = 0.04, 0.25
+FAST_S, SLOW_S = 0.03, 0.25
 
 
 class RunFailed(Exception):

@@ -119,7 +119,9 @@ def _memory(document: Mapping[str, Any]) -> str:
         return f"{said}."
     if preempted == 0:
         return f"{said} and nothing was preempted."
-    return f"{said} and {preempted:.0f} requests were preempted to make room."
+    if preempted == 1:
+        return f"{said} and one request was preempted to make room."
+    return f"{said} and requests were preempted {preempted:.0f} times to make room."
 
 
 def _speed(document: Mapping[str, Any]) -> str:
