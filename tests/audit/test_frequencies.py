@@ -8,7 +8,7 @@ import pytest
 
 from ullage.anatomy.spec import Rope
 from ullage.audit.frequencies import angles_per_token
-from ullage.audit.positions import _angle_error
+from ullage.audit.positions import _angle_error, table_error
 
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -99,3 +99,13 @@ def test_the_angle_error_bounds_what_float32_really_loses(last, seed):
 
 def test_whole_radians_are_exact():
     assert _angle_error(1.0, 10_485_759) == 0.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_finished_table_loses_the_same_at_every_position(dtype):
+    torch = pytest.importorskip("torch")
+    for first in (0, 1_000_000):
+        angles = torch.arange(first, first + 200_000, dtype=torch.float64) * 0.7
+        lost = (angles.cos().to(getattr(torch, dtype)).double() - angles.cos()).abs().max().item()
+        # torch narrows float64 by way of float32, which adds a rounding of its own.
+        assert 0.9 * table_error(dtype) <= lost <= table_error(dtype) + 2.0**-24

@@ -16,6 +16,14 @@ from ullage.findings.finding import Evidence, Severity
 LEAST_TURNING = 1 / 3
 """Below this share of turning pairs, theta was made for another length (models: 0.56 and more)."""
 MOST_ANGLE_ERROR_RAD = 0.1
+TABLE_ERRORS = {
+    "float32": 2.0**-25,
+    "float": 2.0**-25,
+    "float16": 2.0**-12,
+    "half": 2.0**-12,
+    "bfloat16": 2.0**-9,
+}
+"""Half the spacing of each dtype just below 1."""
 NO_ROPE = "layers with rotary embeddings"
 THETA_KEYS = ("rope_theta", "rope_parameters")
 
@@ -120,11 +128,17 @@ def _angle_error(angle: float, last: int) -> float:
     return float(2.0 ** (exponent - 24))
 
 
+def table_error(dtype: str) -> float | None:
+    """The most that rounding a finished cosine or sine to `dtype` moves it, at any position."""
+    return TABLE_ERRORS.get(dtype)
+
+
 def _angle_precision(subject: Subject) -> Verdict:
     missing = subject.missing_engine_rules()
     if missing:
         return NotEvaluable(missing)
     length = subject.served_length
+    dtype = subject.deployment.dtype or subject.spec.dtype
     facts: list[Evidence] = []
     for rope, mixer, layers in subject.ropes():
         if length is None:
@@ -136,6 +150,7 @@ def _angle_precision(subject: Subject) -> Verdict:
         facts += [
             Evidence("last position", length - 1, "", subject.where("max_position_embeddings")),
             Evidence("largest angle error", error, "rad", "calculated: float32 rounding"),
+            Evidence(f"error of a table in {dtype}", table_error(dtype), "", "calculated"),
             Evidence(
                 "dtype of the angles",
                 "float32",
