@@ -42,7 +42,11 @@ def show(value: object) -> str:
         return text if len(value) <= _SHOWN else text[:_SHOWN] + '…"'
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1 << 200:
         return f"an integer of {value.bit_length()} bits"
-    return {True: "true", False: "false", None: "null"}.get(value, str(value))  # type: ignore[call-overload, no-any-return]
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
 
 
 def parse_json(text: str, *, file: str) -> object:
