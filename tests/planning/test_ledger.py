@@ -127,6 +127,7 @@ def test_every_shared_config_sizes_on_several_deployments(path):
         assert sum(part.num_bytes for part in ledger.parts) == gpus.hardware.memory_bytes
         assert ledger.heavy.weights.total >= ledger.light.weights.total > 0
         assert ledger.fits is not None or ledger.deficit.low < ledger.deficit.high
+        assert ledger.fits is None or ledger.heavy.allocation.basis != "unsupported"
 
 
 # --- the rule ------------------------------------------------------------------------------------
@@ -216,6 +217,14 @@ def test_without_a_device_nothing_is_said_to_fit():
     blind = build_ledger(known(tiny()), Deployment())
     assert blind.heavy.allocation is None
     assert "num_blocks" in dict(blind.not_evaluable)
+
+
+def test_what_no_rule_of_the_engine_covers_is_not_said_to_fit():
+    spec = tiny(kind="encoder-decoder", encoder_layers=tiny().layers)
+    ledger = build_ledger(known(spec), Deployment(), parse_gpus("B200"))
+    assert ledger.heavy.allocation.basis == "unsupported"
+    assert ledger.fits is None
+    assert "not reproduced" in dict(ledger.not_evaluable)["fits"]
 
 
 def test_a_kv_cache_too_small_for_one_request_is_refused_without_a_device():

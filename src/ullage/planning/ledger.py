@@ -181,7 +181,7 @@ def build_ledger(anatomy: Anatomy, deployment: Deployment, gpus: Gpus | None = N
             *_unused(deployment, gpus),
             *(decided.warnings if allocation is None else allocation.warnings),
         ),
-        not_evaluable=tuple(_missing(deployment, hardware).items()),
+        not_evaluable=tuple(_missing(deployment, hardware, allocation).items()),
     )
 
 
@@ -321,16 +321,22 @@ def deficit_bytes(
 
 
 def _fits(case: Case, hardware: HardwareSpec | None) -> bool | None:
-    if case.deficit_bytes is None:
+    allocation = case.allocation
+    if case.deficit_bytes is None or allocation is None:
         return None
-    if case.deficit_bytes or (case.allocation is not None and case.allocation.refusals):
+    if case.deficit_bytes or allocation.refusals:
         return False
-    return None if hardware is None else True
+    # What the engine's rules do not cover may need more than was counted.
+    return None if hardware is None or allocation.basis == "unsupported" else True
 
 
-def _missing(deployment: Deployment, hardware: HardwareSpec | None) -> dict[str, str]:
+def _missing(
+    deployment: Deployment, hardware: HardwareSpec | None, allocation: Allocation | None
+) -> dict[str, str]:
     """What cannot be evaluated, by JSON key, and what would make it so."""
     if hardware is not None:
+        if allocation is not None and allocation.basis == "unsupported":
+            return {"fits": "; ".join(allocation.warnings) or "no rule of the engine covers it"}
         return {}
     missing = {"fits": "no device is named: give --gpu NAME[:N]"}
     missing["ledger"] = missing["fits"]

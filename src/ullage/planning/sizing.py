@@ -178,7 +178,7 @@ def _ranges(
 
 def _deficit_document(ledger: Ledger) -> int | dict[str, Number] | None:
     deficit = ledger.deficit
-    if deficit is None or (ledger.fits is None and ledger.gpus is None):
+    if deficit is None or (ledger.fits is None and not deficit.high):
         return None
     if deficit.exact:
         return deficit.low
