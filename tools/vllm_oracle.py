@@ -63,16 +63,26 @@ def prepare() -> None:
     process is free. Files of multimodal models import torchvision for images, which has no CPU
     wheel that matches; no image is ever processed here, so empty modules stand in for it.
     """
-    import torch
     import transformers.utils
     import vllm.v1.engine.llm_engine  # noqa: F401 (imported once, for all children)
     from vllm.model_executor.models import registry
+    from vllm.v1.attention.backends import cpu_attn
 
-    # Without AVX-512 vLLM refuses 8-bit caches, for want of a kernel; their sizes are the same.
-    torch.cpu._is_avx512_supported = lambda: True
     registry._run_in_subprocess = lambda look: look()
+    # Without AVX-512 vLLM refuses 8-bit caches for want of a kernel; their sizes are the same.
+    find_kernel = cpu_attn._get_attn_isa
+    cpu_attn._get_attn_isa = lambda *given, **named: _any_kernel(find_kernel, given, named)
     if not transformers.utils.is_torchvision_available():
         sys.meta_path.append(AbsentTorchvision())
+
+
+def _any_kernel(find_kernel, given: tuple, named: dict) -> str:
+    try:
+        return find_kernel(*given, **named)
+    except NotImplementedError as error:
+        if "AVX-512" not in str(error):
+            raise
+        return "vec"
 
 
 class AbsentTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -164,6 +164,26 @@ def test_compressed_attention_packs_pages_padded_to_576_bytes():
 
 
 @shared
+@pytest.mark.parametrize(
+    ("name", "gpu", "kv_cache_dtype", "block"),
+    [
+        ("Qwen--Qwen3-8B", "H100-SXM", "auto", 16),
+        ("deepseek-ai--DeepSeek-V3", "H100-SXM", "auto", 16),  # FlashAttention's latent kernel
+        ("deepseek-ai--DeepSeek-V3", "H100-SXM", "fp8", 64),  # FlashMLA
+        ("deepseek-ai--DeepSeek-V3", "B200", "auto", 32),  # FlashInfer
+        ("deepseek-ai--DeepSeek-V3", "A100-80", "auto", 16),  # Triton
+        ("google--gemma-4-26B-A4B", "H100-SXM", "auto", 16),
+        ("google--gemma-4-26B-A4B", "H100-SXM", "fp8", 64),  # head size 512 in 8 bits
+        ("MiniMaxAI--MiniMax-M3", "H200", "auto", 128),  # block-sparse attention
+    ],
+)
+def test_blocks_follow_the_kernels_of_the_gpu(name, gpu, kv_cache_dtype, block):
+    deployment = replace(CUDA, kv_cache_dtype=kv_cache_dtype)
+    got = allocate(spec_of(name), deployment, 64 * GIB, hardware=find_hardware(gpu))
+    assert got.block_size == block
+
+
+@shared
 def test_chunked_layers_keep_all_tokens():
     got = allocate(
         spec_of("meta-llama--Llama-4-Scout-17B-16E-Instruct"),

@@ -63,6 +63,24 @@ CHOSEN = {
     "library--bert": (1,),
 }
 
+EXTRA = {
+    # blocks that the CPU's kernel does not take, alone and beside windows and states
+    "library--llama": {"block_size": 16},
+    "library--smollm3": {"block_size": 48},
+    "library--gemma2": {"block_size": 48, "dtype": "bfloat16"},
+    "openai--gpt-oss-120b": {"block_size": 16},
+    "Qwen--Qwen3.5-27B": {"block_size": 48, "enable_prefix_caching": True},
+    # states without attention, with and without cached prefixes
+    "library--mamba2": {"enable_prefix_caching": True},
+    "library--falcon_mamba": {"enable_prefix_caching": True, "block_size": 64},
+    # a pool that does not hold one request; lengths fitted to the pool
+    "Qwen--Qwen3-8B": {"kv_cache_memory_bytes": 3 << 20, "max_model_len": 4096},
+    "google--gemma-4-26B-A4B": {"max_model_len": -1},
+    "nvidia--Nemotron-H-56B-Base-8K": {"max_model_len": -1},
+    "deepseek-ai--DeepSeek-V3": {"max_model_len": -1},
+}
+"""Limits that are put over those drawn from seed 0, for what a draw may miss."""
+
 
 def main(names: list[str]) -> None:
     readers = dict(sources())
@@ -72,6 +90,12 @@ def main(names: list[str]) -> None:
         for seed in seeds
         if not names or any(part in name for part in names)
     ]
+    for name, limits in EXTRA.items():
+        if not names or any(part in name for part in names):
+            case = case_of(name, readers[name](), 0).as_json()
+            case["limits"] |= {"kv_cache_dtype": "auto", "dtype": "auto"} | limits
+            case["name"] = f"{name}--{'-'.join(f'{k}={v}' for k, v in limits.items())}"
+            cases.append(case)
     python = Path(os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32").expanduser()
     kept = {}
     if names and FIXTURES.exists():

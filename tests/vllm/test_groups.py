@@ -55,7 +55,9 @@ def _draw_kind(draw: random.Random, packed: bool, hybrid_manager: bool) -> list:
     extra = draw.choice((0, 1)) if kind == "state" else 0
     if kind == "state":
         block, size = 4096, draw.choice((2048, 4096, 8000))
-    return [kind, block, size, per_state, bound, 0, extra]
+    natural = block // per_state * size
+    aligned = packed and kind in ("mla", "window_mla") and draw.random() < 0.5
+    return [kind, block, size, per_state, bound, -(-natural // 576) * 576 * aligned, extra]
 
 
 def ours(question: dict) -> dict:

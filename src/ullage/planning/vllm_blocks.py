@@ -12,7 +12,7 @@ from ullage.costs.deployment import Deployment
 from ullage.costs.kv import kv_heads_per_rank
 from ullage.costs.kv_formats import attention_token_bytes, latent_token_bytes
 from ullage.planning.vllm_kinds import Decision, Kinds
-from ullage.planning.vllm_pages import PageRules, state_page_bytes
+from ullage.planning.vllm_pages import POOLING, PageRules, state_page_bytes
 
 DEFAULT_BLOCK_TOKENS = 16
 """config/cache.py, DEFAULT_BLOCK_SIZE."""
@@ -90,6 +90,8 @@ def decide_blocks(
             f"({how} {kernel.tokens})"
         )
     warnings = _cpu_warnings(kinds, kv_cache_dtype) if cpu else []
+    if cpu and kv_cache_dtype.startswith("fp8") and any(size % 32 for size in kinds.head_dims):
+        refusals.append("vLLM keeps 8 bits on a CPU only for head sizes divisible by 32")
     return Blocks(rules, tuple(notes), tuple(warnings), tuple(refusals))
 
 
@@ -111,11 +113,14 @@ def attention_kernel(
         return Kernel(128, fixed=True)
     if kinds.sparse:
         return Kernel(64, fixed=True)
+    eight_bits = kv_cache_dtype in ("fp8", "fp8_e4m3")
     if kinds.latent is None:
-        return Kernel(16)
+        # FlashAttention 4 reads 8-bit caches of head size 512 in pages of 64 on Hopper.
+        wide = capability_major == 9 and eight_bits and max(kinds.head_dims, default=0) == 512
+        return Kernel(64, fixed=True) if wide else Kernel(16)
     if capability_major == 10:
         return Kernel(32 if kinds.latent.qk_nope_head_dim in (64, 128, 192) else 128, fixed=True)
-    if capability_major == 9 and kv_cache_dtype.startswith("fp8"):
+    if capability_major == 9 and eight_bits:
         return Kernel(64, fixed=True)
     return Kernel(16)
 
@@ -163,6 +168,8 @@ def _missing_kernels(kinds: Kinds, capability_major: int, *, cpu: bool) -> list[
         reasons.append("vLLM has no kernel for sparse attention on a CPU")
     if cpu and kinds.compressed is not None:
         reasons.append("vLLM's compressed attention needs a CPU with AMX")
+    if unknown := sorted(kinds.ratios - POOLING.keys()):
+        reasons.append(f"vLLM 0.32 pools keys 4 or 128 to one, not {unknown[0]}")
     if not cpu and sparse and capability_major in (7, 8):
         reasons.append("vLLM's sparse latent kernels need a Hopper GPU or a newer one")
     return reasons

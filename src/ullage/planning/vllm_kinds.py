@@ -46,6 +46,7 @@ class Kinds:
     chunked: bool
     encoder: bool
     head_dims: frozenset[int]
+    ratios: frozenset[int]
 
     @property
     def hybrid(self) -> bool:
@@ -86,4 +87,5 @@ def kinds_of(spec: ModelSpec) -> Kinds:
         chunked=any(m.chunk for m in causal),
         encoder=bool(attentions) and not causal,
         head_dims=frozenset(m.head_dim for m in causal),
+        ratios=frozenset(m.ratio for m in compressed if m.ratio > 1),
     )

@@ -38,6 +38,11 @@ DSV4_TOKEN_BYTES = 584
 (vllm/models/deepseek_v4/attention.py)."""
 
 
+POOLING = {4: (2, 4), 128: (1, 8)}
+"""Of each ratio of compressed attention that vLLM 0.32 knows: how often its windows overlap, and
+tokens per block of its running sums (vllm/models/deepseek_v4/compressor.py)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """What one layer reserves per block.
@@ -207,21 +212,19 @@ def _compressed_pages(mixer: CompressedAttention, rules: PageRules) -> tuple[Pag
     window = Page("window_mla", 64, key, ("key", key), bound=mixer.window, stride_base=64)
     pages = [window]
     if mixer.ratio > 1:
-        overlap = 2 if mixer.indexer is not None else 1
-        block = 4 if mixer.indexer is not None else 8
-        sums = 2 * overlap * mixer.head_dim * 4
-        pages.append(
-            Page("mla", rules.block_size, key, ("pooled", key), mixer.ratio, stride_base=256)
-        )
-        pages.append(_sums_page(sums, overlap * mixer.ratio, block))
+        overlap, block = POOLING.get(mixer.ratio, (1, 8))
+        pages.append(_pooled_page(key, mixer.ratio, rules.block_size))
+        pages.append(_sums_page(2 * overlap * mixer.head_dim * 4, overlap * mixer.ratio, block))
         if mixer.indexer is not None and not mixer.indexer.shared:
             index = index_key_bytes(mixer.indexer, quantized=True)
-            pages.append(
-                Page("mla", rules.block_size, index, ("index", index), mixer.ratio, stride_base=256)
-            )
+            pages.append(_pooled_page(index, mixer.ratio, rules.block_size))
             sums = 2 * overlap * mixer.indexer.head_dim * 4
             pages.append(_sums_page(sums, overlap * mixer.ratio, block))
     return tuple(replace(p, padded_bytes=_round_up(p.natural_bytes, align)) for p in pages)
+
+
+def _pooled_page(state_bytes: int, ratio: int, block_size: int) -> Page:
+    return Page("mla", block_size, state_bytes, ("pooled", state_bytes), ratio, stride_base=256)
 
 
 def _sums_page(state_bytes: int, window: int, block_size: int) -> Page:
