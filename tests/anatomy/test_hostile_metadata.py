@@ -1,4 +1,4 @@
-"""Any value under any GGUF key gives a model or one sentence, through the door that users take.
+"""Any value under any GGUF key gives a model or one sentence, through the door that users take."""
 
 from __future__ import annotations
 
