@@ -277,6 +277,34 @@ def test_a_length_above_the_models_own_is_refused():
     assert "4,096" in got.refusals[0]
 
 
+@pytest.mark.parametrize(
+    ("rope", "asked", "length"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, None, 8192),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, None, 2048),
+        ({"rope_type": "linear", "factor": 4.0}, 8000, 8000),
+    ],
+)
+def test_the_models_own_length_is_scaled_where_the_config_has_not_done_it(rope, asked, length):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "max_position_embeddings": 2048,
+        "vocab_size": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": 1e4, **rope},
+        "dtype": "bfloat16",
+    }
+    spec = read_config(config, file="config.json").spec
+    got = allocate(spec, replace(CPU, max_model_len=asked), GIB)
+    assert got.starts
+    assert got.max_model_len == length
+
+
 def test_auto_takes_the_longest_length_that_fits():
     got = allocate(SMALL, replace(CPU, max_model_len=-1), 2 << 20)
     assert got.starts

@@ -105,7 +105,7 @@ def allocate(
     if pool is None:
         return _nothing_cached(decisions, basis, warnings, refusals)
 
-    most = max(spec.max_positions, decisions.max_model_len)
+    most = max(decisions.longest_model_len, decisions.max_model_len)
     longest = pool.longest_that_fits(kv_cache_memory_bytes, most)
     length = decisions.max_model_len
     if decisions.fit_max_model_len:

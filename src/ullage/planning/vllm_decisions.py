@@ -13,7 +13,12 @@ from ullage.anatomy.spec import ModelSpec
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import HardwareSpec
 from ullage.planning.vllm_blocks import DEFAULT_BLOCK_TOKENS, decide_blocks
-from ullage.planning.vllm_kinds import Decision, architecture_settings, kinds_of
+from ullage.planning.vllm_kinds import (
+    Decision,
+    architecture_settings,
+    kinds_of,
+    ropes_of,
+)
 from ullage.planning.vllm_pages import PageRules
 
 __all__ = ["Decision", "Decisions", "Usage", "decide"]
@@ -32,6 +37,10 @@ COMPUTE_CAPABILITY = {
 }
 """By the names of hardware.toml (NVIDIA's table of CUDA GPUs)."""
 
+UNSAID_LENGTH = 2048
+SCALED_IN_CONFIG = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of RoPE scaling whose factor the configured maximum length already includes."""
+
 ASSUMED_CAPABILITY = (9, 0)
 ASSUMED_MEMORY_BYTES = 80 * GIB
 
@@ -47,6 +56,7 @@ class Decisions:
     dtype: str
     kv_cache_dtype: str
     max_model_len: int
+    longest_model_len: int
     fit_max_model_len: bool
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -85,6 +95,8 @@ class _Deciding:
         self.spec = spec
         self.flags = deployment
         self.kinds = kinds_of(spec)
+        self.settings = architecture_settings(spec.architecture) or {}
+        self.ropes = ropes_of(spec)
         self.cpu = deployment.platform == "cpu"
         self.usage = usage
         self.hardware = hardware
@@ -96,7 +108,8 @@ class _Deciding:
     def decisions(self) -> Decisions:
         dtype = self._dtype()
         kv_cache_dtype = self._kv_cache_dtype()
-        max_model_len = self._max_model_len()
+        longest = self._longest_model_len()
+        max_model_len = self._max_model_len(longest)
         prefix_caching, chunked_prefill = self._prefix_caching()
         seqs, batched = self._limits(max_model_len, chunked_prefill)
         in_flight = self._batches_in_flight() * batched
@@ -121,6 +134,7 @@ class _Deciding:
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
             max_model_len=max_model_len,
+            longest_model_len=longest,
             fit_max_model_len=self.flags.max_model_len == -1,
             max_num_seqs=seqs,
             max_num_batched_tokens=batched,
@@ -165,9 +179,7 @@ class _Deciding:
                 asked, source = self._checkpoint_kv_dtype(
                     quantization.method, quantization.kv_scheme
                 )
-            own = (architecture_settings(self.spec.architecture) or {}).get(
-                f"kv_cache_dtype.sm{self.capability[0]}"
-            )
+            own = self.settings.get(f"kv_cache_dtype.sm{self.capability[0]}")
             if asked == "auto" and own is not None:
                 asked, source = own, f"vLLM: its default for {self.spec.architecture} on this GPU"
         if self.kinds.compressed is not None and not self.cpu:
@@ -195,18 +207,33 @@ class _Deciding:
             return "fp8", "checkpoint: compressed-tensors with a KV scheme means fp8"
         return "auto", f"the model's dtype: vLLM ignores a KV scheme of {method}"
 
-    def _max_model_len(self) -> int:
+    def _max_model_len(self, longest: int) -> int:
         asked = self.flags.max_model_len
-        derived = self.spec.max_positions
         if asked is None or asked == -1:
-            self._note("max_model_len", derived, "config: the model's own maximum")
-            return derived
+            default, source = longest, "config: the model's own maximum"
+            originals = [r.original_max_positions for r in self.ropes if r.scaling == "longrope"]
+            if originals:
+                default = originals[0] or longest
+                source = "vLLM: the unscaled maximum, for longrope"
+            self._note("max_model_len", default, source)
+            return default
         self._note("max_model_len", asked, "flag --max-model-len")
-        if derived and asked > derived:
+        if asked > longest:
             self.refusals.append(
-                f"max_model_len {asked:,} is above the model's own maximum of {derived:,} tokens"
+                f"max_model_len {asked:,} is above the model's own maximum of {longest:,} tokens"
             )
         return asked
+
+    def _longest_model_len(self) -> int:
+        """The model's own maximum as vLLM derives it (config/model.py, _get_and_verify_max_len)."""
+        if self.spec.max_positions <= 0:
+            self.warnings.append(f"no maximum length is configured: vLLM assumes {UNSAID_LENGTH:,}")
+            return UNSAID_LENGTH
+        if self.settings.get("rope_factor") == "included":
+            return self.spec.max_positions
+        factors = [r.factor for r in self.ropes if r.scaling not in SCALED_IN_CONFIG]
+        factor = next((f for f in reversed(factors) if f != 1.0), 1.0)
+        return int(self.spec.max_positions * factor)
 
     # --- limits ----------------------------------------------------------------------------------
 

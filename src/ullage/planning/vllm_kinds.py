@@ -16,6 +16,7 @@ from ullage.anatomy.spec import (
     LinearAttention,
     Mamba,
     ModelSpec,
+    Rope,
     ShortConv,
 )
 from ullage.anatomy.spec import Parallel as ParallelMixer
@@ -68,11 +69,7 @@ def architecture_settings(architecture: str) -> dict[str, str] | None:
 
 def kinds_of(spec: ModelSpec) -> Kinds:
     """Look through the stack once, each distinct mixer once."""
-    mixers: dict[object, None] = {}
-    for layer in spec.layers:
-        parts = layer.mixer.parts if isinstance(layer.mixer, ParallelMixer) else (layer.mixer,)
-        for part in parts:
-            mixers[part] = None
+    mixers = _mixers(spec)
     attentions = [m for m in mixers if isinstance(m, Attention)]
     causal = [m for m in attentions if m.causal]
     latents = [m for m in mixers if isinstance(m, LatentAttention)]
@@ -89,3 +86,22 @@ def kinds_of(spec: ModelSpec) -> Kinds:
         head_dims=frozenset(m.head_dim for m in causal),
         ratios=frozenset(m.ratio for m in compressed if m.ratio > 1),
     )
+
+
+def ropes_of(spec: ModelSpec) -> tuple[Rope, ...]:
+    """The distinct rotary embeddings of the stack, in the order of the layers."""
+    ropes: dict[Rope, None] = {}
+    for mixer in _mixers(spec):
+        rope = getattr(mixer, "rope", None)
+        if rope is not None:
+            ropes[rope] = None
+    return tuple(ropes)
+
+
+def _mixers(spec: ModelSpec) -> tuple[object, ...]:
+    """Each distinct mixer once, parallel parts apart."""
+    mixers: dict[object, None] = {}
+    for whole in dict.fromkeys(layer.mixer for layer in spec.layers):
+        for part in whole.parts if isinstance(whole, ParallelMixer) else (whole,):
+            mixers[part] = None
+    return tuple(mixers)
