@@ -9,7 +9,7 @@ import pytest
 from audit_pool import OWN, config_of, own_names, write_whole
 
 from ullage.anatomy import load
-from ullage.audit import audit, prepare
+from ullage.audit import audit, find_rule, judge, prepare
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import parse_gpus
 from ullage.findings import Severity
@@ -60,3 +60,24 @@ def test_a_gguf_file_is_judged_from_its_header():
     elsewhere = Deployment(engine="llama.cpp", engine_version="b6000", platform="cpu")
     findings = audit(prepare(load(place), elsewhere)[0])
     assert [f.id for f in findings if f.state == "fired" and f.severity > Severity.info] == []
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "yarn", "llama3"])
+def test_the_longest_request_is_the_planners(kind):
+    """Two rooms derive the model's own maximum from vLLM's rule; they must not drift apart."""
+    from ullage.anatomy import Model, read_config
+    from ullage.anatomy.open import ModelFiles
+    from ullage.planning.vllm_decisions import decide
+
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024}
+    scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    config = {**config_of("llama"), "rope_scaling": scaling}
+    model = Model(
+        ModelFiles(Path("config.json"), "config", config, "config.json"),
+        read_config(config, file="config.json"),
+        None,
+    )
+    longest = decide(model.anatomy.spec, Deployment()).max_model_len
+    for length, state in ((longest, "clear"), (longest + 1, "fired")):
+        finding = judge(find_rule("A028"), prepare(model, Deployment(max_model_len=length))[0])
+        assert finding.state == state
