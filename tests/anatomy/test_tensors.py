@@ -45,7 +45,7 @@ cohere2 starcoder2 stablelm granite granitemoe granitemoeshared granitemoehybrid
 glm4_moe_lite minimax_m2 ernie4_5 ernie4_5_moe exaone4 smollm3 seed_oss arcee apertus persimmon
 deepseek_v3 deepseek_v32 glm_moe_dsa flex_olmo mistral4 helium vaultgemma gpt_oss llama4_text
 nemotron_h recurrent_gemma hy_v3 solar_open cohere2_moe afmoe laguna minicpm3 youtu sarvam_mla
-biogpt internlm3 exaone
+biogpt internlm3 exaone falcon xglm mimo_v2_flash
 """.split()  # noqa: SIM905
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -56,12 +56,20 @@ CHANGED: dict[str, dict[str, Any]] = {
               "num_experts_per_tok": 2},
     "glm4_moe": {"head_dim": 128, "use_qk_norm": True},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
     "qwen3": {"tie_word_embeddings": True},
     "llama": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 8},
 }  # fmt: skip
 
 ENCODERS = {
-    "distilbert": "AutoModelForMaskedLM",
+    **dict.fromkeys(
+        ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert"),
+        "AutoModelForMaskedLM",
+    ),
+    **dict.fromkeys(
+        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "m2m_100"), "AutoModelForSeq2SeqLM"
+    ),
+    "whisper": "AutoModelForSpeechSeq2Seq",
 }
 
 
@@ -72,7 +80,7 @@ def test_a_decoder_is_named_and_shaped_as_on_disk(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(ENCODERS))
-def test_an_encoder_is_named_and_shaped_as_on_disk(model_type: str) -> None:
+def test_an_encoder_or_both_is_named_and_shaped_as_on_disk(model_type: str) -> None:
     check(*oracle.short_config(model_type, ENCODERS[model_type]))
 
 

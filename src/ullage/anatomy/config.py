@@ -203,6 +203,7 @@ def _read(
         logit_soft_cap=text.optional_number("final_logit_softcapping"),
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
         per_layer_input=_per_layer_input(text),
+        family_sizes=tuple((k, text.integer(k, maximum=MAX_WIDTH)) for k in family.sizes),
         towers=read_towers(found.around, text, hidden_size),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),

@@ -82,7 +82,7 @@ ENCODER_ROWS: tuple[Family, ...] = (
     Family("marian", **{**_BART, "positions": "sinusoidal"}, place="post", final_norm=False),
     Family("m2m_100", **{**_BART, "positions": "sinusoidal"}, stored_positions=False),
     Family("blenderbot", **_BART),
-    Family("whisper", **_BART),
+    Family("whisper", **_BART, sizes=("num_mel_bins",)),
     Family("t5", **_T5),
     Family("mt5", **_T5),
     Family("umt5", **_T5),

@@ -31,6 +31,7 @@ OTHER_ROWS: tuple[Family, ...] = (
     Family(
         "gemma3n",
         base="gemma3n_text",
+        sizes=("altup_num_inputs", "laurel_rank"),
         embedding_scale="sqrt",
         mlp_bias=False,
         place="sandwich",

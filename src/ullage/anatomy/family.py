@@ -32,6 +32,7 @@ class Family:
     output head.
     `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
     that change nothing in this family. `extra` adds defaults for keys that the class does not have.
+    `sizes`: keys whose numbers only tensors of this family's own depend on.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Family:
     soft_cap_key: str = "attn_logit_softcapping"
     plan: str | None = None
     dtype: str | None = None
+    sizes: tuple[str, ...] = ()
     extra: Mapping[str, object] = field(default_factory=dict)
 
 

@@ -27,6 +27,7 @@ class Naming:
     router_held: str | None
     sequence_parallel: bool
     qk_norm_cut: bool
+    relative_everywhere: bool
     extras: tuple[Extra, ...]
     encoder: str | None
     mtp: str | None
@@ -70,7 +71,10 @@ def _resolve(key: str, *, known: bool) -> Naming:
         router_held=row.router_held,
         sequence_parallel=bool(row.sequence_parallel),
         qk_norm_cut=bool(row.qk_norm_cut),
-        extras=row.extras,
+        relative_everywhere=bool(row.relative_everywhere),
+        extras=tuple(
+            replace(extra, path=extra.path.replace("{root}", paths["root"])) for extra in row.extras
+        ),
         encoder=row.encoder,
         mtp=row.mtp,
         mtp_from_end=bool(row.mtp_from_end),

@@ -213,3 +213,42 @@ def mlm_head(path: str, norm: str, dense: str = "dense") -> tuple[Extra, ...]:
         Extra("head", f"{path}{norm}.weight", ("M",)),
         Extra("head", f"{path}{norm}.bias", ("M",)),
     )
+
+
+GEMMA3N = (
+    Extra("layer", "altup.correct_output_scale", ("H",), "scale"),
+    Extra("layer", "altup.correction_coefs.weight", ("altup_num_inputs",) * 2, "hyper"),
+    Extra(
+        "layer",
+        "altup.prediction_coefs.weight",
+        ("altup_num_inputs^2", "altup_num_inputs"),
+        "hyper",
+    ),
+    Extra("layer", "altup.modality_router.weight", ("altup_num_inputs", "H"), "hyper"),
+    Extra("layer", "altup.router_norm.weight", ("H",)),
+    Extra("layer", "laurel.linear_left.weight", ("laurel_rank", "H"), "hyper", linear=True),
+    Extra("layer", "laurel.linear_right.weight", ("H", "laurel_rank"), "hyper", linear=True),
+    Extra("layer", "laurel.post_laurel_norm.weight", ("H",)),
+    Extra(
+        "model",
+        "{root}.altup_projections.{e}.weight",
+        ("H", "H"),
+        "hyper",
+        linear=True,
+        copies="altup_num_inputs-1",
+    ),
+    Extra(
+        "model",
+        "{root}.altup_unembed_projections.{e}.weight",
+        ("H", "H"),
+        "hyper",
+        linear=True,
+        copies="altup_num_inputs-1",
+    ),
+)
+WHISPER_CONVOLUTIONS = (
+    Extra("model", "{root}.conv1.weight", ("H", "num_mel_bins", 3), "conv"),
+    Extra("model", "{root}.conv1.bias", ("H",), "bias"),
+    Extra("model", "{root}.conv2.weight", ("H", "H", 3), "conv"),
+    Extra("model", "{root}.conv2.bias", ("H",), "bias"),
+)

@@ -24,8 +24,10 @@ class Extra:
     """A tensor that only this family has. `shape` mixes numbers and the names of sizes.
 
     Sizes: H hidden, V vocabulary, E experts, D head_dim of the layer, M the embedding's width.
-    `scope` says how often: once per model, per layer, per layer with experts, with a masked-LM
-    head, per multi-token-prediction layer, once for all of those.
+    Sizes of the family's own go by their configuration key, also as `key-1` and `key^2`; `copies`
+    is such a size, with {e} in the path. `scope` says how often: once per model, per layer, per
+    layer with experts, with a masked-LM head, per multi-token-prediction layer, once for all of
+    those.
     """
 
     scope: Scope
@@ -34,6 +36,7 @@ class Extra:
     role: str = "norm"
     linear: bool = False
     dtype: str | None = None
+    copies: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Row:
     `router_bias_row`: the router's bias is stored as [1, experts]. `router_held`: the dtype that
     vLLM 0.32 loads routers in, the model's when None; `sequence_parallel`: whether its module keeps
     shared experts whole under sequence-parallel mixtures; `qk_norm_cut`: whether it cuts norms over
-    all of Q or K. `mtp` is the path of a
+    all of Q or K. `relative_everywhere`: each layer has a table of relative positions, not only
+    the first. `mtp` is the path of a
     multi-token-prediction layer, None when it is not known; `mtp_from_end` counts those layers on
     from the last decoder layer.
     """
@@ -63,6 +67,7 @@ class Row:
     router_held: str | None = None
     sequence_parallel: bool | None = None
     qk_norm_cut: bool | None = None
+    relative_everywhere: bool | None = None
     extras: tuple[Extra, ...] = ()
     encoder: str | None = None
     mtp: str | None = None

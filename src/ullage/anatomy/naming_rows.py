@@ -12,6 +12,7 @@ from ullage.anatomy.naming_paths import (
     DEEPSEEK_MTP,
     FEED_FORWARD,
     FUSED_QKV_H,
+    GEMMA3N,
     GEMMA4_MOE,
     HYBRID_HEAD,
     LLAMA,
@@ -21,6 +22,7 @@ from ullage.anatomy.naming_paths import (
     T5_STACK,
     TRANSFORMER_H,
     W123,
+    WHISPER_CONVOLUTIONS,
     mlm_head,
 )
 from ullage.anatomy.naming_row import Extra, Row
@@ -286,6 +288,8 @@ ROWS: dict[str, Row] = {
     "llama4": Row(
         "llama4_text", {"root": "language_model.model", "lm_head": "language_model.lm_head"}
     ),
+    "gemma3n_text": Row("gemma2", extras=GEMMA3N),
+    "gemma3n": Row("gemma3n_text", {"root": "model.language_model"}),
     "gemma4_text": Row(
         "gemma2",
         {"experts": "experts", "router": "router.proj"},
@@ -430,8 +434,8 @@ ROWS: dict[str, Row] = {
         },
     ),
     "nomic_bert": Row(
-        "bert",
-        {
+        paths=BERT
+        | {
             "root": "nomic_bert",
             "layer": "{root}.encoder.layers.{i}",
             "embed_norm": "{root}.emb_ln",
@@ -445,6 +449,7 @@ ROWS: dict[str, Row] = {
             "up": "{mlp}.fc11",
             "down": "{mlp}.fc2",
         },
+        extras=mlm_head("cls.predictions.transform.", "layer_norm"),
     ),
     "bert": Row(paths=BERT, extras=mlm_head("cls.predictions.transform.", "LayerNorm")),
     "roberta": Row(
@@ -501,15 +506,16 @@ ROWS: dict[str, Row] = {
             Extra("head", "head.norm.weight", ("H",)),
         ),
     ),
-    "bart": Row(paths=BART_STACK | {"root": "model.decoder"}, encoder="bart_encoder"),
+    "bart_plain": Row(paths=BART_STACK | {"root": "model.decoder"}, encoder="bart_encoder"),
+    "bart": Row("bart_plain", extras=(Extra("head", "final_logits_bias", (1, "V"), "bias"),)),
     "bart_encoder": Row(paths=BART_STACK | {"root": "model.encoder"}),
     "whisper": Row(
-        "bart",
+        "bart_plain",
         {"embed": "{root}.embed_tokens", "lm_head": "proj_out"},
         encoder="whisper_encoder",
         key_bias=False,
     ),
-    "whisper_encoder": Row("bart_encoder", key_bias=False),
+    "whisper_encoder": Row("bart_encoder", key_bias=False, extras=WHISPER_CONVOLUTIONS),
     "t5": Row(
         paths=T5_STACK
         | {
@@ -525,6 +531,8 @@ ROWS: dict[str, Row] = {
         },
         encoder="t5_encoder",
     ),
+    "umt5": Row("t5", encoder="umt5_encoder", relative_everywhere=True),
+    "umt5_encoder": Row("t5_encoder", relative_everywhere=True),
     "t5_encoder": Row(
         paths=T5_STACK
         | {"root": "encoder", "mlp": "layer.1.DenseReluDense", "pre2": "layer.1.layer_norm"}
@@ -562,13 +570,15 @@ ALIASES: dict[str, str] = {
         "mamba": "mamba2 falcon_mamba",
         "jamba": "bamba falcon_h1",
         "roberta": "xlm-roberta xlm_roberta camembert",
-        "bart": "mbart pegasus marian blenderbot m2m_100",
-        "t5": "mt5 umt5",
+        "bart_plain": "m2m_100",
+        "bart": "mbart pegasus marian blenderbot",
+        "t5": "mt5",
         # wrappers that keep their language model under another prefix, by class name
         "qwen3_vl": "Qwen3VLForConditionalGeneration",
         "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
         "kimi_k25": "KimiK25ForConditionalGeneration",
         "gemma3": "Gemma3ForConditionalGeneration",
+        "gemma3n": "Gemma3nForConditionalGeneration",
         "gemma4": "Gemma4ForConditionalGeneration",
         "llama4": "Llama4ForConditionalGeneration",
         "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",

@@ -378,6 +378,7 @@ class ModelSpec:
     encoder-decoder. `mtp_layers` are multi-token-prediction layers, off unless asked for.
     `family` is the row of the family table that was used, "generic" when none fits.
     `dtype` is what unquantised weights are stored in.
+    `family_sizes` are (configuration key, size) pairs that only tensors of this family depend on.
     """
 
     model_type: str
@@ -405,6 +406,7 @@ class ModelSpec:
     logit_soft_cap: float | None = None
     residual_streams: int = 1
     per_layer_input: tuple[int, int] | None = None
+    family_sizes: tuple[tuple[str, int], ...] = ()
     towers: tuple[Tower, ...] = ()
     quantization: Quantization | None = None
     unknowns: tuple[Unknown, ...] = ()

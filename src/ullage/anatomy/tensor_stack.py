@@ -128,15 +128,20 @@ class Stack:
         self.tensor(
             path, shape, extra.role, "vocab" if vocab else "replicated", suffix=suffix,  # type: ignore[arg-type]
             cut=0 if vocab else None, quantizable=extra.linear or extra.role == "lm_head",
-            in_dim=len(shape) - 1, dtype=extra.dtype,
+            in_dim=len(shape) - 1, dtype=extra.dtype, count=sizes[extra.copies or "1"],
         )  # fmt: skip
 
     def sizes(self, num_experts: int = 0) -> dict[str, int]:
+        """The sizes that a family's own tensors may be made of, by name."""
         hidden = self.spec.hidden_size
         width = self.spec.embedding_size or hidden
-        return {
-            "H": hidden, "2H": 2 * hidden, "V": self.spec.vocab_size, "E": num_experts, "M": width,
+        sizes = {
+            "1": 1, "H": hidden, "2H": 2 * hidden, "V": self.spec.vocab_size, "E": num_experts,
+            "M": width,
         }  # fmt: skip
+        for key, size in self.spec.family_sizes:
+            sizes |= {key: size, f"{key}-1": size - 1, f"{key}^2": size * size}
+        return sizes
 
     # --- outside the layers ----------------------------------------------------------------------
 
@@ -236,7 +241,7 @@ class Stack:
         mixer_tensors(self, layer.mixer)
         if has_mixer and after:
             self.norm(self.paths["post1"], hidden)
-        if first and self.relative_rows():
+        if self.relative_rows() and (first or self.naming.relative_everywhere):
             rows = self.relative_rows()
             heads = layer.mixer.num_heads if isinstance(layer.mixer, Attention) else 1
             self.tensor(self.paths["relative_bias"], (rows, heads), "attn_bias_table", "column",

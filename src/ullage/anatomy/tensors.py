@@ -32,6 +32,7 @@ def expected_tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
     if spec.encoder_layers:
         names = naming_for(naming.encoder or "") if naming.encoder else naming
         encoder = Stack(spec, names, tensors.append, "encoder")
+        encoder.extras("model", encoder.sizes())
         encoder.positions(spec.encoder_positions)
         encoder.layers(spec.encoder_layers)
         encoder.final_norm()
