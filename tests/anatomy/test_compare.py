@@ -278,6 +278,18 @@ def test_a_spec_that_does_not_know_its_weights_is_not_comparable() -> None:
     assert "gate" in (comparison.reason or "")
 
 
+def test_names_are_compared_even_where_the_quantisation_is_not_understood() -> None:
+    spec, tensors = fp8()
+    unsure = replace(spec, unknowns=(Unknown("quantization.ignore", "?", ("weights",)),))
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    comparison = compare(unsure, index_of({**tensors_of(spec_of(LLAMA)), **tensors}))
+    assert comparison.agrees
+    assert not comparison.knows_storage
+    del tensors["model.norm.weight"]
+    missing = compare(unsure, index_of(tensors)).missing
+    assert [d.name for d in missing] == ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+
+
 def test_an_unknown_gguf_architecture_is_not_comparable() -> None:
     index = replace(
         index_of({"x": ("F32", (2,))}),

@@ -13,7 +13,7 @@ from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.gguf_names import ARCHITECTURES
 from ullage.anatomy.quantization_match import scheme_for
 from ullage.anatomy.safetensors import DTYPE_BITS
-from ullage.anatomy.spec import ModelSpec, WeightScheme
+from ullage.anatomy.spec import ModelSpec, Unknown, WeightScheme
 from ullage.anatomy.stored import (
     StoredGroup,
     aligned_prefix,
@@ -109,7 +109,8 @@ class Comparison:
     that a known custom explains: quantisation, buffers, tied head, mtp, tower.
     `num_parameters` counts the elements of the predicted tensors that were found, unpacked;
     `tower_elements` what the vision and audio towers store.
-    `mtp_stored` is None for a model without multi-token-prediction layers.
+    `mtp_stored` is None for a model without multi-token-prediction layers. `knows_storage` is
+    False when the quantisation is not understood: storage types were then not compared.
     """
 
     comparable: bool
@@ -123,6 +124,7 @@ class Comparison:
     explained: tuple[tuple[str, int], ...] = ()
     tower_elements: int = 0
     mtp_stored: bool | None = None
+    knows_storage: bool = True
 
     @property
     def agrees(self) -> bool:
@@ -141,7 +143,10 @@ def compare(spec: ModelSpec, index: CheckpointIndex) -> Comparison:
     reason = _why_not(spec, index)
     if reason is not None:
         return Comparison(False, reason)
-    expected = [t for t in expected_tensors(spec) if t.stack != "tower"]
+    # MTP layers whose names are not known are found by where they lie, behind the last layer.
+    expected = [
+        t for t in expected_tensors(spec) if t.stack != "tower" and (t.named or t.stack != "mtp")
+    ]
     if not all(tensor.named for tensor in expected):
         return Comparison(False, f"the tensor names of the family {spec.family} are not known")
     groups, strangers = stored_groups(index)
@@ -169,10 +174,15 @@ def _why_not(spec: ModelSpec, index: CheckpointIndex) -> str | None:
             return f"the tensor names of the GGUF architecture {architecture} are not known"
         if index.missing_files:
             return f"{len(index.missing_files)} parts of the GGUF model are not there"
-    if any("weights" in unknown.widens for unknown in spec.unknowns):
-        fields = ", ".join(u.field for u in spec.unknowns if "weights" in u.widens)
-        return f"the spec does not know what the weights are ({fields})"
+    fields = [u.field for u in spec.unknowns if "weights" in u.widens and not _is_storage(u)]
+    if fields:
+        return f"the spec does not know what the weights are ({', '.join(fields)})"
     return None
+
+
+def _is_storage(unknown: Unknown) -> bool:
+    """Whether only the storage type is unknown, while names and shapes are not."""
+    return unknown.field.startswith("quantization") or unknown.field.endswith("dtype")
 
 
 def _text(tensor: TensorSpec) -> str:
@@ -192,6 +202,7 @@ class _Search:
         self.spec = spec
         self.groups = groups
         self.is_gguf = index.format == "gguf"
+        self.knows_storage = not any(_is_storage(unknown) for unknown in spec.unknowns)
         self.layers_prefix = prefixes[1]
         self.predicted_prefix, self.stored_prefix = without_common_end(*prefixes)
         self.absent = Counter(name_pattern(name) for name, _ in index.absent_tensors)
@@ -284,7 +295,7 @@ class _Search:
             if (same or group.shape is None) and found_elements == wanted:
                 return
             found = f"{list(group.shape or ())} ({found_elements} elements)"
-        elif group.shape == tensor.shape:
+        elif group.shape == tensor.shape or (compact and not self.knows_storage):
             return
         elif compact and scheme is not None:
             stored_bits = group.num_bytes * 8 // max(group.count, 1)
@@ -300,7 +311,9 @@ class _Search:
     def check_dtype(
         self, tensor: TensorSpec, group: StoredGroup, scheme: WeightScheme | None
     ) -> None:
-        if self.is_gguf or not tensor.quantizable or tensor.role == "hash_table":
+        if self.is_gguf or not self.knows_storage:
+            return
+        if not tensor.quantizable or tensor.role == "hash_table":
             return
         is_float = group.dtype in FLOAT_DTYPES
         if scheme is None and not is_float:
@@ -355,7 +368,7 @@ class _Search:
         return inside and int(number) >= self.spec.num_layers
 
     def result(self) -> Comparison:
-        mtp_stored = self.mtp_found if self.spec.mtp_layers else None
+        mtp_stored = self.mtp_found or "mtp" in self.explained if self.spec.mtp_layers else None
         return Comparison(
             comparable=True,
             matched=self.matched,
@@ -367,4 +380,5 @@ class _Search:
             explained=tuple(sorted(self.explained.items())),
             tower_elements=self.tower_elements,
             mtp_stored=mtp_stored,
+            knows_storage=self.knows_storage,
         )
