@@ -133,6 +133,19 @@ def test_errors_are_those_of_the_figures_beside_them(document: dict[str, Any]) -
         assert row["error"]["value"] == pytest.approx((actual - predicted) / predicted)
 
 
+def test_weights_in_memory_are_those_of_the_file_to_the_byte(
+    document: dict[str, Any], tiny: Path
+) -> None:
+    from safetensors import safe_open
+
+    with safe_open(tiny / "model.safetensors", "pt") as file:
+        stored = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
+    (row,) = [r for r in document["comparison"]["rows"] if r["name"] == "weights in memory"]
+    assert row["predicted"]["value"] == row["actual"]["value"] == stored
+    rows = {r["name"]: r["bytes"] for r in document["ledgers"][0]["rows"]}
+    assert rows["weights"] == stored
+
+
 def test_every_figure_says_where_it_comes_from(document: dict[str, Any]) -> None:
     found = figures(document)
     assert len(found) > 50

@@ -112,6 +112,11 @@ class Engine:
         return cls(decoder, tokenizer, options, max_model_len)
 
     @property
+    def weights_bytes(self) -> int | None:
+        """Bytes of the weights in memory; None where they are packed and cannot be counted."""
+        return self._decoder.weights_bytes
+
+    @property
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 

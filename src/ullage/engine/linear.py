@@ -13,7 +13,10 @@ import torch.nn.functional as F
 
 
 class Linear(Protocol):
-    """y = x·Wᵀ + b."""
+    """y = x·Wᵀ + b. `tensors` are what it holds, or None where a kernel packed them unseen."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...] | None: ...
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor: ...
 
@@ -24,6 +27,10 @@ class FloatLinear:
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> None:
         self._weight_OI = weight_OI
         self._bias_O = bias_O
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self._weight_OI,) if self._bias_O is None else (self._weight_OI, self._bias_O)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return F.linear(x_TI, self._weight_OI, self._bias_O)
@@ -42,6 +49,10 @@ class Int8Linear:
             weight_OI, scales_O, torch.zeros_like(scales_O, dtype=torch.int64), 0, torch.qint8
         )
         self._packed = torch.ops.quantized.linear_prepack(quantized, bias_O)
+
+    @property
+    def tensors(self) -> None:
+        return None
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.quantized.linear_dynamic(x_TI, self._packed, True)

@@ -80,6 +80,22 @@ class Decoder:
         """What each layer stores per token."""
         return kv_shapes(self.spec)
 
+    @property
+    def weights_bytes(self) -> int | None:
+        """Bytes of all weights, a tied head once; None where a kernel packed some of them."""
+        linears = [self._head]
+        tensors = [self._embedding_VE, self._final_norm_E]
+        for layer in self._layers:
+            linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
+            norms = (layer.mixer_norm, layer.q_norm, layer.k_norm, layer.feed_forward_norm)
+            tensors += [norm for norm in norms if norm is not None]
+        for linear in linears:
+            held = linear.tensors
+            if held is None:
+                return None
+            tensors += held
+        return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache, attention: AttentionPath) -> torch.Tensor:
         """Logits float32 [sampled rows, vocab]; writes the batch's K and V into the cache."""

@@ -93,6 +93,10 @@ class EngineMetrics:
             name: Counter(name, text, LABELS, registry=registry).labels(**labels)
             for name, text in COUNTERS.items()
         }
+        if engine.weights_bytes is not None:
+            Gauge(
+                "ullage_weights_bytes", "Bytes of the weights in memory.", LABELS, registry=registry
+            ).labels(**labels).set(engine.weights_bytes)
         token_buckets = one_two_five(engine.max_model_len)
         self._histograms = {
             name: Histogram(
