@@ -334,6 +334,18 @@ def test_latent_attention_keeps_its_absorbed_matrices_beside_the_weights() -> No
 
 
 @needs_shared
+def test_towers_are_cut_where_their_heads_divide() -> None:
+    """Qwen3-VL-2B: 24 blocks, 16 heads, 1024 wide, MLPs of 4096. Gemma-4's vLLM never cuts."""
+    spec = spec_of("Qwen--Qwen3-VL-2B-Instruct")
+    whole = weight_bytes(spec).towers
+    linears = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096) * 2
+    assert weight_bytes(spec, Parallel(8)).towers == whole - linears * 7 // 8
+    assert weight_bytes(spec, Parallel(32)).towers == whole
+    gemma = spec_of("google--gemma-4-26B-A4B")
+    assert weight_bytes(gemma, Parallel(8)).towers == weight_bytes(gemma).towers > 0
+
+
+@needs_shared
 def test_prediction_layers_are_priced_apart() -> None:
     held = weight_bytes(spec_of("deepseek-ai--DeepSeek-V3"), Parallel(8))
     assert held.mtp > 0

@@ -5,7 +5,7 @@ Holds the resolving only. What a row can say is `naming_row.py`, the rows are `n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ullage.anatomy.naming_row import ExpertLayout, Extra, Row
 from ullage.anatomy.naming_rows import ALIASES, ROWS
@@ -28,6 +28,7 @@ class Naming:
     sequence_parallel: bool
     qk_norm_cut: bool
     relative_everywhere: bool
+    towers_whole: bool
     extras: tuple[Extra, ...]
     encoder: str | None
     mtp: str | None
@@ -72,6 +73,7 @@ def _resolve(key: str, *, known: bool) -> Naming:
         sequence_parallel=bool(row.sequence_parallel),
         qk_norm_cut=bool(row.qk_norm_cut),
         relative_everywhere=bool(row.relative_everywhere),
+        towers_whole=bool(row.towers_whole),
         extras=tuple(
             replace(extra, path=extra.path.replace("{root}", paths["root"])) for extra in row.extras
         ),
@@ -82,28 +84,10 @@ def _resolve(key: str, *, known: bool) -> Naming:
 
 
 def _inherit(key: str) -> Row:
+    """The row with what it leaves open (None) taken from its bases; paths and extras add up."""
     row = ROWS[key]
     if row.base is None:
         return row
     base = _inherit(row.base)
-    return replace(
-        row,
-        paths=base.paths | row.paths,
-        experts=row.experts or base.experts,
-        transposed=base.transposed if row.transposed is None else row.transposed,
-        parallel_norms=row.parallel_norms or base.parallel_norms,
-        first_norm=base.first_norm if row.first_norm is None else row.first_norm,
-        key_bias=base.key_bias if row.key_bias is None else row.key_bias,
-        router_bias_row=(
-            base.router_bias_row if row.router_bias_row is None else row.router_bias_row
-        ),
-        router_held=row.router_held or base.router_held,
-        sequence_parallel=(
-            base.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel
-        ),
-        qk_norm_cut=base.qk_norm_cut if row.qk_norm_cut is None else row.qk_norm_cut,
-        extras=base.extras + row.extras,
-        encoder=row.encoder or base.encoder,
-        mtp=row.mtp or base.mtp,
-        mtp_from_end=base.mtp_from_end if row.mtp_from_end is None else row.mtp_from_end,
-    )
+    unsaid = {f.name: getattr(base, f.name) for f in fields(row) if getattr(row, f.name) is None}
+    return replace(row, **unsaid, paths=base.paths | row.paths, extras=base.extras + row.extras)

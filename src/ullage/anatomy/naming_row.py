@@ -23,7 +23,7 @@ Scope = Literal["model", "layer", "experts", "head", "mtp_layer", "mtp"]
 class Extra:
     """A tensor that only this family has. `shape` mixes numbers and the names of sizes.
 
-    Sizes: H hidden, V vocabulary, E experts, D head_dim of the layer, M the embedding's width.
+    Sizes: H hidden, V vocabulary, E experts, M the embedding's width.
     Sizes of the family's own go by their configuration key, also as `key-1` and `key^2`; `copies`
     is such a size, with {e} in the path. `scope` says how often: once per model, per layer, per
     layer with experts, with a masked-LM head, per multi-token-prediction layer, once for all of
@@ -51,9 +51,9 @@ class Row:
     vLLM 0.32 loads routers in, the model's when None; `sequence_parallel`: whether its module keeps
     shared experts whole under sequence-parallel mixtures; `qk_norm_cut`: whether it cuts norms over
     all of Q or K. `relative_everywhere`: each layer has a table of relative positions, not only
-    the first. `mtp` is the path of a
-    multi-token-prediction layer, None when it is not known; `mtp_from_end` counts those layers on
-    from the last decoder layer.
+    the first. `towers_whole`: vLLM takes the towers from transformers and cuts none of them.
+    `mtp` is the path of a multi-token-prediction layer, None when it is not known; `mtp_from_end`
+    counts those layers on from the last decoder layer.
     """
 
     base: str | None = "llama"
@@ -68,6 +68,7 @@ class Row:
     sequence_parallel: bool | None = None
     qk_norm_cut: bool | None = None
     relative_everywhere: bool | None = None
+    towers_whole: bool | None = None
     extras: tuple[Extra, ...] = ()
     encoder: str | None = None
     mtp: str | None = None

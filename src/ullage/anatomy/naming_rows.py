@@ -289,14 +289,14 @@ ROWS: dict[str, Row] = {
         "llama4_text", {"root": "language_model.model", "lm_head": "language_model.lm_head"}
     ),
     "gemma3n_text": Row("gemma2", extras=GEMMA3N),
-    "gemma3n": Row("gemma3n_text", {"root": "model.language_model"}),
+    "gemma3n": Row("gemma3n_text", {"root": "model.language_model"}, towers_whole=True),
     "gemma4_text": Row(
         "gemma2",
         {"experts": "experts", "router": "router.proj"},
         experts="stacked",
         extras=GEMMA4_MOE,
     ),
-    "gemma4": Row("gemma4_text", {"root": "model.language_model"}),
+    "gemma4": Row("gemma4_text", {"root": "model.language_model"}, towers_whole=True),
     "gemma3": Row("gemma2", {"root": "language_model.model", "lm_head": "language_model.lm_head"}),
     "step3p5": Row(
         paths={

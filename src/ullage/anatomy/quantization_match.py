@@ -65,10 +65,16 @@ class SchemeTable:
         implied = dict(reversed([p for p in quantization.schemes if p[0] in (LINEAR, EXPERTS)]))
         self._linear = implied.get(LINEAR)
         self._experts = implied.get(EXPERTS, self._linear)
+        self._answers: dict[tuple[str, str], WeightScheme | None] = {}
 
     def scheme(self, module: str, role: str) -> WeightScheme | None:
         """The scheme of one module's weight, None when it stays in the model's dtype."""
-        module = module.replace("{e}", "0")
+        key = (module, role)
+        if key not in self._answers:
+            self._answers[key] = self._find(module.replace("{e}", "0"), role)
+        return self._answers[key]
+
+    def _find(self, module: str, role: str) -> WeightScheme | None:
         bare = _bare(module)
         if self._ignore.find(module, bare) is not None:
             return None

@@ -20,13 +20,15 @@ Role = Literal[
 ]  # fmt: skip
 """What a tensor does; a bias has the role `bias` (`expert_bias` when it lies with the experts)."""
 
-Shard = Literal["vocab", "column", "row", "kv", "qkv", "expert", "replicated"]
+Shard = Literal["vocab", "column", "row", "kv", "qkv", "expert", "tower", "replicated"]
 """How tensor parallelism cuts a tensor, along `TensorSpec.cut`.
 
 `vocab`: rows of a padded vocabulary. `column`, `row`: output or input dimension in equal parts.
 `kv`: as column, but a rank holds at least one of `groups` heads. `qkv`: a fused matrix whose last
 `grouped` rows are cut as `kv`, the rest as column. `expert`: expert parallelism deals experts out,
-otherwise each expert is cut along `cut` (not at all when it is None). `replicated`: on every rank.
+otherwise each expert is cut along `cut` (not at all when it is None). `tower`: `grouped` of its
+elements are cut as column when tensor parallelism divides its `groups` heads. `replicated`: on
+every rank.
 """
 
 StackName = Literal["decoder", "encoder", "mtp", "tower"]

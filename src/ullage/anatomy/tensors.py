@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ullage.anatomy.naming import naming_for
-from ullage.anatomy.spec import ModelSpec
+from ullage.anatomy.spec import ModelSpec, Tower
 from ullage.anatomy.tensor_spec import Role, Shard, TensorSpec
 from ullage.anatomy.tensor_stack import Stack
 
@@ -41,22 +41,27 @@ def expected_tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
     decoder.final_norm()
     decoder.head()
     Stack(spec, naming, tensors.append, "mtp").mtp_layers()
-    for number, tower in enumerate(spec.towers):
-        if tower.parameters:
-            name = f"{tower.modality}_tower.{number}"
-            tensors.append(
-                TensorSpec(
-                    name,
-                    (tower.parameters,),
-                    1,
-                    name,
-                    "tower",
-                    "replicated",
-                    None,
-                    "tower",
-                    quantizable=False,
-                    named=False,
-                    dtype=tower.dtype,
-                )
-            )
+    tensors += [
+        _tower(number, tower, whole=naming.towers_whole)
+        for number, tower in enumerate(spec.towers)
+        if tower.parameters
+    ]
     return tuple(tensors)
+
+
+def _tower(number: int, tower: Tower, *, whole: bool) -> TensorSpec:
+    """All of a tower in one entry.
+
+    vLLM 0.32 (vision.py, mm_encoder_tp_mode `weights`) cuts the linears of its blocks: four of
+    attention, at least two of the MLP. Projectors and embeddings are taken for whole.
+    """
+    width = tower.hidden_size
+    linears = tower.num_layers * (4 * width * width + 2 * width * tower.intermediate)
+    size = tower.parameters or 0
+    name = f"{tower.modality}_tower.{number}"
+    return TensorSpec(
+        name=name, shape=(size,), count=1, module=name, role="tower",
+        shard="replicated" if whole or not tower.num_heads else "tower", layer=None, stack="tower",
+        quantizable=False, named=False, cut=None if whole or not tower.num_heads else 0,
+        groups=tower.num_heads, grouped=min(linears, size), dtype=tower.dtype,
+    )  # fmt: skip

@@ -21,8 +21,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 APPROXIMATIONS = (
-    "towers are counted whole on every rank of the first stage, as if not cut by tensor "
-    "parallelism",
+    "of towers only the linears of their blocks are cut by tensor parallelism, and only where it "
+    "divides their heads; projectors are counted whole",
     "padding that a kernel wants inside a packed matrix (MXFP4 and Marlin layouts) is not counted",
     "LoRA slots, EPLB's redundant experts and CPU offload are not counted",
 )
@@ -200,7 +200,10 @@ def local_shape(
     if cut is None or tensor.shard == "replicated" or (tensor.sequence_whole and together):
         return tensor.shape, count
     size = shape[cut]
-    if tensor.shard == "vocab":
+    if tensor.shard == "tower":
+        if tensor.groups % tp == 0:
+            shape[cut] = size - tensor.grouped + -(-tensor.grouped // tp)
+    elif tensor.shard == "vocab":
         padded = -(-size // VOCAB_PADDING) * VOCAB_PADDING
         shape[cut] = -(-padded // tp)
     elif tensor.shard == "kv":
