@@ -64,11 +64,14 @@ def test_a_real_file_reads_as_the_reference_reads_it() -> None:
     fields = {k: f for k, f in reference.fields.items() if not k.startswith("GGUF.")}
     assert list(header.metadata) == list(fields)
     for key, field in fields.items():
-        ours, theirs = header.metadata[key], field.contents()
+        ours = header.metadata[key]
         if isinstance(ours, GgufArray):
-            assert list(read_gguf_array(header, key)) == theirs
+            elements = list(read_gguf_array(header, key))
+            assert len(elements) == len(field.data)
+            assert elements[:500] == field.contents(slice(0, 500))
+            assert elements[-500:] == field.contents(slice(-500, None))
         else:
-            assert ours == theirs
+            assert ours == field.contents()
 
 
 def test_the_vocabulary_is_not_decoded_before_it_is_asked_for() -> None:

@@ -15,7 +15,7 @@ from ullage.anatomy import load, read_config
 from ullage.errors import BadInput
 
 quick = settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 whole = st.sampled_from([0, 1, 2, 3, 7, 64, 2**31, 2**32 - 1])
