@@ -88,8 +88,9 @@ def _verdict(document: Document) -> str:
     if fits:
         return "fits: yes"
     if fits is False:
-        short = "" if not deficit else f", {_bytes_text(deficit)} short on one rank"
-        return f"fits: no{short}"
+        if deficit:
+            return f"fits: no, {_bytes_text(deficit)} short on one rank"
+        return f"fits: no ({'; '.join(document['refusals'])})"
     return f"fits: cannot be told ({document['not_evaluable'].get('fits', '')})"
 
 
