@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from checkpoint_files import GgufBuilder, Value, header_of, safetensors_bytes
+from gguf_cases import CASES, gguf_tensors, written_metadata
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_gguf_config import CASES, gguf_tensors, written_metadata
 
 from ullage.anatomy import load, read_config
 from ullage.errors import BadInput
