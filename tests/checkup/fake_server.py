@@ -21,6 +21,8 @@ FAULTS = {
     506: "send an event that is not JSON",
     507: "report an error inside the stream",
     508: "end properly without a single token",
+    509: "send every token as empty text, the last with the finish reason",
+    510: "send all tokens as text, then an empty event with the finish reason",
 }
 BLOCK_SIZE = 16
 NUM_BLOCKS = 200
@@ -182,12 +184,15 @@ async def _stream(
         server.generated += 1
         server.running[key] += 1
         last = i == count - 1 and fault != 505
-        choice = {"text": "a ", "finish_reason": "length" if last else None}
+        text = "" if fault == 509 else "a "
+        choice = {"text": text, "finish_reason": "length" if last and fault != 510 else None}
         _event(writer, json.dumps({"choices": [choice]}))
         await writer.drain()
         await asyncio.sleep(server.token_s)
     if fault == 505:
         return None
+    if fault == 510:
+        _event(writer, json.dumps({"choices": [{"text": "", "finish_reason": "length"}]}))
     if server.usage and body.get("stream_options", {}).get("include_usage"):
         used = {"prompt_tokens": prompt_tokens, "completion_tokens": 0 if fault == 508 else count}
         _event(writer, json.dumps({"choices": [], "usage": used}))

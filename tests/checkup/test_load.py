@@ -36,10 +36,12 @@ def test_a_good_answer_is_counted_by_the_servers_own_count_and_timed_by_events()
     assert result.error is None
     assert result.finish_reason == "length"
     assert (result.prompt_tokens, result.output_tokens) == (5, 6)
-    assert result.ttft_s is not None and 0.05 <= result.ttft_s < 0.5
+    # Least times only: a busy machine may make anything later, nothing makes it earlier.
+    assert result.ttft_s is not None and result.ttft_s >= 0.05
     assert len(result.event_times_s) == 6
     assert len(result.inter_token_s) == 5
-    assert min(result.inter_token_s) >= 0.005
+    assert result.event_times_s[-1] >= 0.05 + 5 * 0.01
+    assert sum(result.inter_token_s) == pytest.approx(result.event_times_s[-1] - result.ttft_s)
 
 
 def test_requests_are_streamed_greedy_and_with_usage() -> None:
@@ -77,6 +79,16 @@ def test_a_failed_request_is_reported_with_its_reason_and_what_it_had_seen(
     assert good.error is None, "one request's trouble is not another's"
 
 
+@pytest.mark.parametrize("manner", [509, 510])
+@pytest.mark.parametrize("output", [1, 4])
+def test_an_empty_last_event_counts_only_where_it_carried_a_token(manner: int, output: int) -> None:
+    """vLLM sends tokens whose text is empty; others close with an empty event of its own."""
+    with serving(FakeServer()) as server:
+        (result,) = load(server, planned(manner, output=output))
+    assert result.error is None
+    assert len(result.event_times_s) == output == result.output_tokens
+
+
 def test_a_stream_that_stalls_is_cut_off_at_the_requests_timeout() -> None:
     with serving(FakeServer()) as server:
         (result,) = load(server, planned(504), request_timeout_s=0.3)
@@ -96,14 +108,13 @@ def test_what_still_runs_at_the_limit_is_reported_and_the_limit_holds() -> None:
 
 
 def test_arrivals_do_not_wait_for_answers() -> None:
-    """Open loop: ten requests arrive 20 ms apart although each takes 300 ms."""
-    with serving(FakeServer(first_s=0.3)) as server:
+    """Open loop: ten requests arrive 20 ms apart although each takes a second."""
+    with serving(FakeServer(first_s=1.0)) as server:
         results = load(server, *(planned(at=0.02 * i) for i in range(10)))
     for i, result in enumerate(results):
         assert result.error is None
         assert result.sent_s == pytest.approx(0.02 * i + result.lag_s, abs=1e-6)
-        assert result.lag_s < 0.15
-    assert results[9].sent_s < results[0].end_s
+        assert result.sent_s < results[0].end_s
 
 
 def test_a_server_without_usage_leaves_the_counts_unknown() -> None:

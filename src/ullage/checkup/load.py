@@ -148,6 +148,7 @@ class _Collector:
         self.times: list[float] = []
         self.usage: dict[str, Any] = {}
         self.finish_reason: str | None = None
+        self.closed_at: float | None = None
         self.done = False
         self.error: str | None = None
 
@@ -168,8 +169,18 @@ class _Collector:
             self.error = f"{type(error).__name__}: {_one_line(str(error)) or 'connection lost'}"
         if self.error is None and not self.done and self.finish_reason is None:
             self.error = "the stream ended without a finish reason or [DONE]"
+        self._count_closing_event()
         if self.error is None and not self.times:
             self.error = "the stream ended without a single token"
+
+    def _count_closing_event(self) -> None:
+        """An empty last event may only close the stream, or carry a token whose text is empty.
+
+        It carried one when the server counts more tokens than there were events before it.
+        """
+        counted = _count(self.usage.get("completion_tokens"))
+        if self.closed_at is not None and counted is not None and counted > len(self.times):
+            self.times.append(self.closed_at)
 
     def _take(self, payload: str) -> None:
         if payload == "[DONE]":
@@ -185,9 +196,10 @@ class _Collector:
                 self.error = f"the server reported: {_one_line(str(failure))}"
             for choice in choices:
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
-                # An event that only closes the stream carries no token.
                 if choice.get("text") or choice.get("finish_reason") is None:
                     self.times.append(now)
+                else:
+                    self.closed_at = now
             if isinstance(usage, dict):
                 self.usage = usage
         except (ValueError, AttributeError, TypeError):
