@@ -136,6 +136,18 @@ def test_a_missing_expert_is_counted() -> None:
     assert "model.layers.0.mlp.experts.2.up_proj.weight differs" in odd.found
 
 
+def test_experts_may_be_stacked_or_one_by_one() -> None:
+    """Re-saved checkpoints stack what the family's own release keeps apart, and the other way."""
+    spec = spec_of(MOE)
+    stacked = {t.name: ("BF16", t.shape) for t in expected_tensors(spec, "stacked")}
+    assert "model.layers.0.mlp.experts.gate_up_proj" in stacked
+    for tensors in (tensors_of(spec), stacked):
+        comparison = compare(spec, index_of(tensors))
+        assert comparison.comparable
+        assert not comparison.missing
+        assert not comparison.unexpected
+
+
 def test_tensors_of_a_missing_shard_are_not_missing_tensors() -> None:
     spec = spec_of(MOE)
     tensors = tensors_of(spec)

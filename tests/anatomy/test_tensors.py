@@ -38,14 +38,14 @@ def expand(tensors: tuple[TensorSpec, ...]) -> dict[str, tuple[int, ...]]:
 # --- names and shapes, family by family ----------------------------------------------------------
 
 DECODERS = """
-llama mistral ministral3 mixtral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text
-qwen3_5_moe_text gemma gemma2 gemma3_text phi phi3 phimoe gpt2 gptj codegen gpt_neox gpt_bigcode
-opt bloom mpt falcon_h1 mamba mamba2 falcon_mamba jamba bamba lfm2 olmo olmo2 olmo3 olmoe cohere
-cohere2 starcoder2 stablelm granite granitemoe granitemoeshared granitemoehybrid glm glm4
-glm4_moe_lite minimax_m2 ernie4_5 ernie4_5_moe exaone4 smollm3 seed_oss arcee apertus persimmon
-deepseek_v3 deepseek_v32 glm_moe_dsa flex_olmo mistral4 helium vaultgemma gpt_oss llama4_text
-nemotron_h recurrent_gemma hy_v3 solar_open cohere2_moe afmoe laguna minicpm3 youtu sarvam_mla
-biogpt internlm3 exaone falcon xglm mimo_v2_flash
+llama mistral ministral3 mixtral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next qwen3_5_text gemma
+gemma2 gemma3_text phi phi3 phimoe gpt2 gptj codegen gpt_neox gpt_bigcode opt bloom mpt
+falcon_h1 mamba mamba2 falcon_mamba jamba bamba lfm2 olmo olmo2 olmo3 olmoe cohere cohere2
+starcoder2 stablelm granite granitemoe granitemoeshared granitemoehybrid glm glm4 glm4_moe_lite
+minimax_m2 ernie4_5 ernie4_5_moe exaone4 smollm3 seed_oss arcee apertus persimmon deepseek_v3
+deepseek_v32 glm_moe_dsa flex_olmo mistral4 helium vaultgemma gpt_oss llama4_text nemotron_h
+recurrent_gemma hy_v3 solar_open cohere2_moe afmoe laguna minicpm3 youtu sarvam_mla biogpt
+internlm3 exaone falcon xglm mimo_v2_flash
 """.split()  # noqa: SIM905
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -88,6 +88,16 @@ def check(config: Any, model: Any) -> None:
     tensors = expected_tensors(read_config(oracle.as_json(config, model), file="t").spec)
     assert all(tensor.named for tensor in tensors)
     assert expand(tensors) == oracle.disk_shapes(model)
+
+
+def test_a_layout_of_experts_can_be_given() -> None:
+    """Qwen3.5's release stacks its experts; transformers writes them one by one."""
+    config, model = oracle.short_config("qwen3_5_moe_text", None)
+    spec = read_config(oracle.as_json(config, model), file="t").spec
+    assert expand(expected_tensors(spec, "each")) == oracle.disk_shapes(model)
+    stacked = expand(expected_tensors(spec))
+    assert stacked["model.layers.0.mlp.experts.gate_up_proj"] == (256, 2 * 512, 2048)
+    assert elements(expected_tensors(spec)) == elements(expected_tensors(spec, "each"))
 
 
 def test_buffers_that_can_be_computed_are_not_expected() -> None:

@@ -22,7 +22,7 @@ from ullage.anatomy.stored import (
     without_common_end,
 )
 from ullage.anatomy.tensor_spec import TensorSpec
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors import ExpertLayout, expected_tensors
 
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -143,13 +143,15 @@ def compare(spec: ModelSpec, index: CheckpointIndex) -> Comparison:
     reason = _why_not(spec, index)
     if reason is not None:
         return Comparison(False, reason)
+    groups, strangers = stored_groups(index)
     # MTP layers whose names are not known are found by where they lie, behind the last layer.
     expected = [
-        t for t in expected_tensors(spec) if t.stack != "tower" and (t.named or t.stack != "mtp")
+        t
+        for t in _in_stored_layout(spec, groups)
+        if t.stack != "tower" and (t.named or t.stack != "mtp")
     ]
     if not all(tensor.named for tensor in expected):
         return Comparison(False, f"the tensor names of the family {spec.family} are not known")
-    groups, strangers = stored_groups(index)
     search = _Search(spec, index, groups, aligned_prefix(expected, groups))
     for tensor in expected:
         search.look_up(tensor)
@@ -163,6 +165,25 @@ def compare(spec: ModelSpec, index: CheckpointIndex) -> Comparison:
     search.explain_rest()
     search.unexpected += [Difference(name, "nothing", "a tensor") for name in strangers]
     return search.result()
+
+
+def _in_stored_layout(spec: ModelSpec, groups: dict[str, StoredGroup]) -> list[TensorSpec]:
+    """The predicted tensors, experts one by one or stacked as the files have them.
+
+    Decided for the prediction layers apart: Qwen3.5 stacks its decoder's experts, not theirs.
+    """
+    usual = expected_tensors(spec)
+    one_by_one = any(t.count > 1 and t.shard == "expert" for t in usual)
+    tensors: list[TensorSpec] = []
+    for mtp in (False, True):
+        names = [name for name in groups if ("mtp." in name) == mtp and ".experts." in name]
+        layout: ExpertLayout | None = None
+        if any(".experts.{e}." in name for name in names):
+            layout = "each"
+        elif one_by_one and any(name.endswith(".experts.gate_up_proj") for name in names):
+            layout = "stacked"
+        tensors += [t for t in expected_tensors(spec, layout) if (t.stack == "mtp") == mtp]
+    return tensors
 
 
 def _why_not(spec: ModelSpec, index: CheckpointIndex) -> str | None:

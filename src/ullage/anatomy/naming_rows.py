@@ -224,6 +224,7 @@ ROWS: dict[str, Row] = {
     ),
     "qwen3_5_text": Row(
         "qwen2_moe",
+        experts="stacked",
         mtp="mtp.layers.{i}",
         mtp_from_end=False,
         extras=QWEN_MTP,

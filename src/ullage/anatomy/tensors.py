@@ -6,25 +6,35 @@ quantised matrix is stored is `quantization.py`; bytes are `costs/weights.py`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ullage.anatomy.naming import naming_for
+from ullage.anatomy.naming_row import ExpertLayout
 from ullage.anatomy.spec import ModelSpec, Tower
 from ullage.anatomy.tensor_spec import Role, Shard, TensorSpec
 from ullage.anatomy.tensor_stack import Stack
 
-__all__ = ["Role", "Shard", "TensorSpec", "expected_tensors"]
+__all__ = ["ExpertLayout", "Role", "Shard", "TensorSpec", "expected_tensors"]
 
 
 @lru_cache(maxsize=4)
-def expected_tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
+def expected_tensors(
+    spec: ModelSpec, experts: ExpertLayout | None = None
+) -> tuple[TensorSpec, ...]:
     """Every parameter tensor of the model's checkpoint, in the order of the forward pass.
 
     Tied output embeddings and non-persistent buffers (rotary tables) are not stored, so not here.
     Towers come as one entry of as many elements as the spec says; a tower of unknown size (None)
     is left out, and the spec's `unknowns` say so.
+
+    Args:
+        experts: how routed experts lie on disk when that is known better than by family: some
+            families are found both one by one and stacked (a quantiser or a trainer re-saved them).
     """
     naming = naming_for(spec.architecture, spec.model_type, spec.family)
+    if experts is not None:
+        naming = replace(naming, experts=experts)
     tensors: list[TensorSpec] = []
     decoder = Stack(
         spec, naming, tensors.append, "encoder" if spec.kind == "encoder" else "decoder"
