@@ -75,12 +75,15 @@ def test_twenty_prompts_alone_and_in_a_batch_of_16(
     engine: Engine, reference: Any, prompts: list[list[int]]
 ) -> None:
     assert len(prompts) == 20
-    expected = [greedy(reference, prompt, 64) for prompt in prompts]
     together = [r.output_ids for r in generate(engine, prompts, greedy_params(64))]
     alone = [generate(engine, [prompt], greedy_params(64))[0].output_ids for prompt in prompts]
-    for prompt, wanted, *found in zip(prompts, expected, together, alone, strict=True):
-        for tokens in found:
-            assert tokens == wanted or is_greedy(reference, prompt, tokens)
+    for prompt, *found in zip(prompts, together, alone, strict=True):
+        assert all(is_greedy(reference, prompt, tokens) for tokens in found)
+    # The same by transformers' own generate(), which is slow, on a few.
+    for index in (0, 7, 16, 19):
+        generated = greedy(reference, prompts[index], 64)
+        assert is_greedy(reference, prompts[index], generated)
+        assert generated in (together[index], alone[index])
 
 
 def test_it_answers_a_question_and_stops(engine: Engine, prompts: list[list[int]]) -> None:
