@@ -156,7 +156,7 @@ def test_the_side_file_alone_is_enough() -> None:
     ],
 )
 def test_the_kv_scheme_is_vllms_word(scheme: object, kv: str | None) -> None:
-    quantization = read({"quant_method": "compressed-tensors", "kv_cache_scheme": scheme} | group())
+    quantization = read({"quant_method": "compressed-tensors", "kv_cache_scheme": scheme})
     assert quantization is not None
     assert quantization.kv_scheme == kv
 
@@ -171,6 +171,7 @@ def test_the_kv_scheme_is_vllms_word(scheme: object, kv: str | None) -> None:
         {"quant_method": "vptq"},
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}},
         {"quant_method": "compressed-tensors", "format": "marlin-24"} | group(num_bits=4),
+        {"quant_method": "compressed-tensors", "format": "dense"} | group(num_bits=8),
         {"bits": 4},
     ],
 )
@@ -182,6 +183,15 @@ def test_an_unknown_layout_brackets_the_weights(section: dict[str, object]) -> N
     assert doubt.high is None, "at most the model's own dtype"
     assert doubt.low.schemes[0][1].bits < 2
     assert doubt.likely is None, "the upper end, so that nothing is said to fit that may not"
+
+
+def test_a_section_about_the_kv_cache_alone_packs_nothing() -> None:
+    section = {"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}
+    config = {"quantization_config": section}
+    quantization = read_quantization(config, None, file="config.json")
+    assert quantization is not None
+    assert doubt_of(quantization, config, None, file="config.json") is None
+    assert SchemeTable(quantization).scheme(Q, "q") is None
 
 
 def test_a_side_file_without_exclusions_brackets_all_but_the_experts() -> None:

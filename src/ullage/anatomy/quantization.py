@@ -73,7 +73,7 @@ def doubt_of(
     fields, side = _find(config, file), _find_side(side_file)
     named = fields if fields is not None else side
     path = named.path if named is not None else "quantization_config"
-    if not quantization.schemes:
+    if not quantization.schemes and not _packs_nothing(quantization, fields):
         lowest = ((LINEAR, WeightScheme("unknown", 1, 0, 16)),)
         return Doubt(
             f"{path}.quant_method",
@@ -131,6 +131,16 @@ def _lists_nothing(fields: Fields | None, side: Fields | None) -> bool:
     """Whether no source says which modules are left out, or which are quantised."""
     lists = ("exclude_modules", "ignore", "quantized_layers", "modules_to_not_convert")
     return not any(key in f.values for f in (fields, side) if f is not None for key in lists)
+
+
+def _packs_nothing(quantization: Quantization, fields: Fields | None) -> bool:
+    """Whether the section only says how the KV cache is quantised (compressed-tensors)."""
+    return (
+        quantization.method == "compressed-tensors"
+        and fields is not None
+        and not fields.values.get("config_groups")
+        and fields.values.get("kv_cache_scheme") is not None
+    )
 
 
 def _is_v4(config: Mapping[str, object]) -> bool:

@@ -145,8 +145,9 @@ def _compressed_scheme(weights: Fields, layout: str) -> WeightScheme | None:
     return None
 
 
+# Not `dense`: the weights then lie unpacked, with scales of no fixed place beside them.
 _COMPRESSED_LAYOUTS = {
-    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense", "",
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
 }  # fmt: skip
 
 
