@@ -21,6 +21,8 @@ from ullage.anatomy.spellings import IRRELEVANT, IRRELEVANT_ENDINGS
 
 OUT = Path(__file__).parent.parent / "src/ullage/anatomy/config_defaults.jsonl"
 SKIP = IRRELEVANT | {"dtype", "is_encoder_decoder", "add_cross_attention", "rope_parameters"}
+# Granite's factors scale activations only, but the spec carries them.
+SKIP_ENDINGS = tuple(e for e in IRRELEVANT_ENDINGS if "multiplier" not in e)
 
 
 def plain(value: object) -> bool:
@@ -31,6 +33,19 @@ def plain(value: object) -> bool:
     if isinstance(value, dict):
         return len(value) <= 16 and all(plain(v) for v in value.values())
     return value is None or isinstance(value, str | int | bool)
+
+
+def rope_defaults(made: object) -> dict[str, object]:
+    """What a class sets up for RoPE when the file says nothing, where that is not plain RoPE."""
+    rope = getattr(made, "rope_parameters", None)
+    if not isinstance(rope, dict) or not rope or not plain(rope):
+        return {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        return {"rope_parameters": rope}
+    if rope.get("rope_type", "default") != "default":
+        return {"rope_parameters": rope}
+    fraction = rope.get("partial_rotary_factor", 1.0)
+    return {} if fraction == 1.0 else {"default_partial_rotary_factor": fraction}
 
 
 def record(model_type: str) -> dict[str, object] | None:
@@ -46,7 +61,7 @@ def record(model_type: str) -> dict[str, object] | None:
             if field.default_factory is dataclasses.MISSING:
                 continue
             value = field.default_factory()
-        if field.name in SKIP or field.name.endswith(IRRELEVANT_ENDINGS):
+        if field.name in SKIP or field.name.endswith(SKIP_ENDINGS):
             continue
         if plain(value):
             defaults[field.name] = value
@@ -54,12 +69,13 @@ def record(model_type: str) -> dict[str, object] | None:
         value = getattr(cls, name, None)
         if isinstance(value, int | float) and not isinstance(value, bool):
             defaults[name] = value
-    nested: dict[str, str] = {}
     try:
         made = cls()
     except Exception as error:
         print(f"{model_type}: not default-constructible: {error}", file=sys.stderr)
         made = None
+    defaults.update(rope_defaults(made))
+    nested: dict[str, str] = {}
     for name in cls.sub_configs:
         sub = getattr(made, name, None) if made is not None else None
         kind = getattr(sub, "model_type", None)

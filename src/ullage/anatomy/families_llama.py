@@ -232,6 +232,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
         ignored=("num_expert_group", "moe_renormalize", "moe_router_activation_func"),
         **_MLA,
         linear="kda",
+        extra={"first_k_dense_replace": 1},
         plan="kimi_linear",
         nope="all",
         score_bias=True,

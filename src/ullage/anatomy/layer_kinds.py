@@ -204,7 +204,7 @@ def _attn_type_list(section: Section, family: Family) -> list[Kind]:
     n = num_layers(section)
     flags = section.integers("attn_type_list", length=n, maximum=1)
     if flags is None:
-        return [("full" if i % 2 else "linear", None) for i in range(n)]
+        return [("linear" if i % 2 else "full", None) for i in range(n)]
     return [("full" if flag else "linear", None) for flag in flags]
 
 
@@ -236,7 +236,7 @@ def _kimi_linear(section: Section, family: Family) -> list[Kind]:
     n = num_layers(section)
     nested = section.section("linear_attn_config")
     if nested is None:
-        return [("full" if (i + 1) % 4 == 0 else "linear", None) for i in range(n)]
+        return [("full" if i and i % 4 == 0 else "linear", None) for i in range(n)]
     kda = set(nested.integers("kda_layers") or ())
     full = set(nested.integers("full_attn_layers") or ())
     kinds: list[Kind] = []

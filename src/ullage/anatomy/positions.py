@@ -5,6 +5,8 @@ Reads what the configuration says about positions; which layers rotate at all is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ullage.anatomy.family import Family
 from ullage.anatomy.keys import Section
 from ullage.anatomy.spec import Positions, Rope
@@ -37,34 +39,59 @@ _THETA_KEYS = {
 
 
 def rope_section(section: Section, kind: str) -> tuple[Section | None, bool]:
-    """The object with the scaling of one kind of layer, and whether it was meant for that kind."""
+    """The object with the scaling of one kind of layer, and whether it was meant for that kind.
+
+    The file's rope_parameters, else its rope_scaling, else what the class sets up.
+    """
     for name in ("rope_parameters", "rope_scaling"):
-        found = section.section(name)
-        if found is None:
-            continue
-        nested = [k for k, v in found.values.items() if isinstance(v, dict)]
-        if not nested:
-            return found, False
-        for word in _KIND_KEYS.get(kind, ()):
-            if word in nested:
-                found.ignore(*nested)
-                return found.section(word), True
-        return None, True
-    return None, False
+        if section.has(name):
+            found = section.section(name)
+            if found is not None:
+                return _of_kind(found, kind)
+    section.ignore("rope_parameters", "rope_scaling")
+    default = section.defaults.get("rope_parameters")
+    if not isinstance(default, Mapping):
+        return None, False
+    made = Section({}, section.reading, f"{section.path}rope_parameters.", default, section.label)
+    return _of_kind(made, kind)
+
+
+def _of_kind(found: Section, kind: str) -> tuple[Section | None, bool]:
+    values = found.values or found.defaults
+    nested = [key for key, value in values.items() if isinstance(value, Mapping)]
+    if not nested:
+        return found, False
+    for word in _KIND_KEYS.get(kind, ()):
+        if word in nested:
+            found.ignore(*nested)
+            return found.section(word), True
+    return None, True
+
+
+def _default_theta(section: Section, kind: str) -> float:
+    """The class's theta for one kind of layer."""
+    default = section.defaults.get("rope_parameters")
+    if isinstance(default, Mapping):
+        made = Section({}, section.reading, "", default, section.label)
+        inner, _ = _of_kind(made, kind)
+        values = {} if inner is None else {**inner.defaults, **inner.values}
+        theta = values.get("rope_theta")
+        if isinstance(theta, int | float):
+            return float(theta)
+    default = section.defaults.get("default_theta", DEFAULT_THETA)
+    return float(default) if isinstance(default, int | float) else DEFAULT_THETA
 
 
 def _theta(section: Section, scaling: Section | None, kind: str) -> float:
     if scaling is not None and scaling.has("rope_theta"):
         return scaling.number("rope_theta", minimum=1e-6, maximum=1e15)
     for key in _THETA_KEYS.get(kind, ("rope_theta",)):
-        if section.knows(key) and section.find(key) is not None:
-            value = section.values.get(key, section.defaults.get(key))
-            if isinstance(value, list):
-                raise section.error(key, value, "one number")
-            if value is not None:
-                return section.number(key, minimum=1e-6, maximum=1e15)
-    default = section.defaults.get("default_theta", DEFAULT_THETA)
-    theta = float(default) if isinstance(default, int | float) else DEFAULT_THETA
+        if section.has(key):
+            return section.number(key, minimum=1e-6, maximum=1e15)
+    for key in _THETA_KEYS.get(kind, ("rope_theta",)):
+        if section.defaults.get(key) is not None:
+            return section.number(key, minimum=1e-6, maximum=1e15)
+    theta = _default_theta(section, kind)
     if section.has("rope_ratio"):  # ChatGLM stretches the base instead of naming it
         theta *= section.number("rope_ratio", minimum=1e-6)
     section.reading.source(section.field("rope_theta"), theta, f"default: {section.label}")
@@ -72,7 +99,7 @@ def _theta(section: Section, scaling: Section | None, kind: str) -> float:
 
 
 def _rotary_dim(section: Section, scaling: Section | None, head_dim: int) -> int:
-    if section.has("rotary_dim"):
+    if section.knows("rotary_dim") and section.optional_integer("rotary_dim", minimum=0):
         dim = section.integer("rotary_dim", minimum=0)
         section.ignore("partial_rotary_factor")
     else:
@@ -108,13 +135,14 @@ def read_rope(
         section.ignore("partial_rotary_factor")
         if scaling is not None:
             scaling.ignore("partial_rotary_factor")
+    section.ignore("original_max_position_embeddings")  # a length, not a size
     if scaling is None or (kind == "sliding" and not own and section.knows("rope_local_base_freq")):
         # Gemma-3: rope_scaling belongs to the global layers only.
         return Rope(theta, rotary_dim, interleaved=interleaved)
     name = scaling.optional_text("rope_type") or scaling.optional_text("type") or "default"
     scaling.ignore("type", "rope_type", "rope_theta")
     parameters: list[tuple[str, float | str | bool | tuple[float, ...]]] = []
-    for key, value in sorted(scaling.values.items()):
+    for key, value in sorted((scaling.values or scaling.defaults).items()):
         if key in _STRUCTURAL:
             continue
         scaling.ignore(key)
@@ -132,7 +160,7 @@ def read_rope(
         elif value is not None:
             raise scaling.error(key, value, "a number, a list of numbers or a word")
     original = scaling.optional_integer("original_max_position_embeddings")
-    if original is None:
+    if original is None and name != "default":
         original = section.optional_integer("original_max_position_embeddings")
     sections = scaling.integers("mrope_section") or ()
     return Rope(
