@@ -351,6 +351,15 @@ def test_a_model_that_the_engine_cannot_run_is_audited_and_sized_and_says_why(
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
+def test_flags_of_a_server_need_a_server(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in (["--gpu", "this-machine"], ["--dtype", "bfloat16"]):
+        assert main(["checkup", str(tiny), "--save", str(tmp_path / "out"), *flags]) == 2
+        assert "--engine URL" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -186,12 +186,14 @@ def _run(options: Options, model: Model, progress: Progress) -> tuple[EngineFact
             private_bytes=None if pid is None else private_bytes(pid),
             available_bytes=available_bytes(),
         )
+        cache = facts.idle.cache
         plan = Plan(
             num_requests=options.num_requests,
             duration_s=options.duration_s,
             max_model_len=served_length or limit,
             vocab_size=spec.vocab_size,
             max_num_seqs=options.max_num_seqs,
+            block_size=None if cache is None else cache.block_size,
         )
         return facts, asyncio.run(measure(target, plan, progress))
 
@@ -225,6 +227,7 @@ def _serving(options: Options, model: Model, machine: Machine | None) -> Serving
     if options.engine_url is None:
         return Serving(EMBEDDED_DTYPE, EMBEDDED_DTYPE, 4.0, this_machine(machine))
     dtype = options.deployment.dtype or compute_dtype(model.anatomy.spec.dtype)
+    dtype = {"half": "float16", "float": "float32"}.get(dtype, dtype)
     kv = options.deployment.kv_cache_dtype
     hardware = None if options.gpus is None else options.gpus.hardware
     if options.server_is_here:

@@ -93,13 +93,15 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure. `max_model_len` is what the engine was started with, or what it says."""
+    """How much to measure. `max_model_len` is what the engine was started with, or what it says;
+    `block_size` is its own word, None where it does not tell."""
 
     num_requests: int
     duration_s: float
     max_model_len: int
     vocab_size: int
     max_num_seqs: int | None = None
+    block_size: int | None = None
 
 
 async def measure(target: Target, plan: Plan, progress: Progress) -> Measurements:
@@ -174,7 +176,9 @@ async def _measure_prefill(
 async def _measure_growth(target: Target, prompts: PromptSource, plan: Plan) -> Growth:
     """Generate with one sequence while looking at the KV cache as often as is polite."""
     prompt = max(1, min(GROWTH_PROMPT, plan.max_model_len // 4))
-    output = min(GROWTH_OUTPUT, plan.max_model_len - prompt)
+    # Two rises must be seen for a slope: four blocks make sure of them.
+    output = max(GROWTH_OUTPUT, 4 * (plan.block_size or 0))
+    output = min(output, plan.max_model_len - prompt)
     trial = await _alone(target, _planned(prompts, 0.0, prompt, 6, seed=3), "a short answer")
     gaps = trial.inter_token_s
     if gaps:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ullage.cli.flags import add_model_argument, positive_integer
+from ullage.cli.flags import DTYPES, add_model_argument, positive_integer
 from ullage.costs.deployment import Deployment
 from ullage.errors import BadUsage
 
@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=45.0,
         metavar="SECONDS",
         help="of the trace; default: 45",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="what the server at --engine computes in (auto: the model's own; embedded: float32)",
     )
     parser.add_argument("--max-model-len", type=positive_integer, metavar="TOKENS")
     parser.add_argument("--max-num-seqs", type=positive_integer, metavar="N")
@@ -141,10 +147,20 @@ def _options(args: argparse.Namespace) -> Any:
     from ullage.costs.hardware import parse_gpus
 
     here = args.gpu == THIS_MACHINE
+    if args.engine is None and (here or args.dtype not in ("auto", "float", "float32")):
+        flag, found = ("--gpu", args.gpu) if here else ("--dtype", args.dtype)
+        raise BadUsage(
+            f"{found} says something of a server",
+            field=flag,
+            expected="--engine URL with it; the embedded engine runs here, in float32",
+        )
     gpus = None if args.gpu is None or here else parse_gpus(args.gpu)
     return Options(
         model=args.model,
-        deployment=Deployment(max_model_len=args.max_model_len),
+        deployment=Deployment(
+            dtype=None if args.dtype == "auto" else args.dtype,
+            max_model_len=args.max_model_len,
+        ),
         gpus=gpus,
         engine_url=None if args.engine is None else _url(args.engine),
         api_key=args.api_key,
