@@ -122,6 +122,9 @@ def reduce_config(config: Config, draw: random.Random, *, layers: int | None = N
     for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"):
         if key in text:
             text[key] = 0
+    positions = text.get("max_position_embeddings")
+    if isinstance(positions, int):  # a table of ten million angles is slow, and shapes no cache
+        text["max_position_embeddings"] = min(positions, 32_768)
     _cut_hidden(text)
     return config
 

@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/vllm/record.py [name …]
 
-asks the vLLM of tools/vllm_setup.sh and rewrites tests/planning/fixtures/vllm-0.32-cpu.jsonl (with
-names: only those cases anew). The cases are drawn from fixed seeds by `draws.py`.
+asks the vLLM of tools/vllm_setup.sh what tests/planning/fixtures/vllm-0.32-cpu.jsonl lacks (with
+names: those cases anew; remove the file to ask all). Cases are drawn from seeds by `draws.py`.
 """
 
 from __future__ import annotations
@@ -97,18 +97,23 @@ def main(names: list[str]) -> None:
             case["name"] = f"{name}--{'-'.join(f'{k}={v}' for k, v in limits.items())}"
             cases.append(case)
     python = Path(os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32").expanduser()
-    kept = {}
-    if names and FIXTURES.exists():
+    recorded = {}
+    if FIXTURES.exists():
         lines = map(json.loads, FIXTURES.read_text().splitlines())
-        kept = {line["case"]["name"]: line for line in lines}
+        recorded = {line["case"]["name"]: line for line in lines}
+    if not names:  # an interrupted recording goes on; what was drawn otherwise is asked anew
+        named = {case["name"]: case for case in cases}
+        recorded = {n: line for n, line in recorded.items() if line["case"] == named.get(n)}
+        cases = [case for case in cases if case["name"] not in recorded]
     oracle = ROOT / "tools" / "vllm_oracle.py"
     for case, answer in zip(cases, ask_vllm(python / "bin/python", oracle, cases), strict=True):
         seconds = answer.pop("seconds", None)
         assert answer.pop("name") == case["name"]
         if beyond_sizing(answer):
-            print(f"not startable here: {case['name']}: {answer['refused'][:150]}")
+            print(f"not startable here: {case['name']}: {answer['refused'][:150]}", flush=True)
             continue
-        kept[case["name"]] = {"case": case, "answer": answer}
+        recorded[case["name"]] = {"case": case, "answer": answer}
+        _write(recorded)
         try:
             lines = differences(case, answer)
         except Exception as error:  # recording goes on; the tests will say so
@@ -116,7 +121,10 @@ def main(names: list[str]) -> None:
         print(f"{'differs' if lines else 'equal':8}{case['name']} ({seconds} s)", flush=True)
         for line in lines:
             print(f"        {line}", flush=True)
-    text = "".join(json.dumps(kept[name], sort_keys=True) + "\n" for name in sorted(kept))
+
+
+def _write(recorded: dict[str, dict]) -> None:
+    text = "".join(json.dumps(recorded[name], sort_keys=True) + "\n" for name in sorted(recorded))
     temporary = FIXTURES.with_suffix(".new")
     temporary.write_text(text)
     temporary.replace(FIXTURES)
