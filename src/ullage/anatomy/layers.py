@@ -265,6 +265,8 @@ def _own_heads(text: Section, mixers: list[Mixer]) -> list[Mixer]:
             continue
         found = (id(mixer), tuple(sorted(sizes.items())))
         if found not in made:
+            if "head_dim" in sizes and mixer.v_head_dim == mixer.head_dim:
+                sizes.setdefault("v_head_dim", sizes["head_dim"])
             changed = replace(mixer, **sizes)  # type: ignore[arg-type]
             if changed.num_heads % changed.num_kv_heads:
                 raise text.error("num_key_value_heads", changed.num_kv_heads, "a divisor of heads")

@@ -25,6 +25,15 @@ from ullage.anatomy.tower_sizes import (
 )
 from ullage.errors import UnsupportedModel
 
+_DEPTHS = (
+    "num_hidden_layers",
+    "depth",
+    "layers",
+    "encoder_layers",
+    "num_layers",
+    "num_blocks",
+    "resampler_depth",
+)
 _NOT_TOWERS = frozenset(
     (
         *TEXT_KEYS,
@@ -35,6 +44,7 @@ _NOT_TOWERS = frozenset(
         "linear_attn_config",
         "attn_config",
         "ffn_config",
+        "per_layer_config",
     )
 )
 _HEARD = ("audio", "speech", "acoustic", "sound", "voice")
@@ -52,7 +62,7 @@ def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple
         root_type = model_type if isinstance(model_type, str) else ""
         known = class_defaults(root_type)
         nested: Mapping[str, str] = known.nested if known else {}
-        keys = [k for k, v in section.values.items() if k.endswith("_config") and v is not None]
+        keys = [k for k, v in section.values.items() if _may_be_tower(k, v)]
         if section is not text:
             keys += [k for k in nested if k not in section.values]
         for key in keys:
@@ -64,6 +74,19 @@ def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple
             section.ignore(key)
             towers.append(_tower(section, key, value, root_type, nested.get(key, ""), text_hidden))
     return tuple(towers)
+
+
+_TOWER_KEYS = ("vision_config", "audio_config")
+_TOWER_SIGNS = frozenset(("model_type", "hidden_size", "d_model", "embed_dim", "width", *_DEPTHS))
+
+
+def _may_be_tower(key: str, value: object) -> bool:
+    """An object named like a part; any other than the usual ones must look like one too."""
+    if value is None or key.startswith("_") or not key.endswith("_config"):
+        return False
+    if key in _TOWER_KEYS:
+        return True
+    return isinstance(value, Mapping) and not _TOWER_SIGNS.isdisjoint(value)
 
 
 def _tower(
@@ -148,17 +171,6 @@ def _bracket(root: Section, key: str, tower_type: str, size: TowerSize, text_hid
         high=high,
         widens=("weights",),
     )
-
-
-_DEPTHS = (
-    "num_hidden_layers",
-    "depth",
-    "layers",
-    "encoder_layers",
-    "num_layers",
-    "num_blocks",
-    "resampler_depth",
-)
 
 
 def _visible(section: Section) -> TowerSize:
