@@ -267,7 +267,8 @@ class _Deciding:
         if asked is not None:
             self._note(name, asked, "flag --enable-prefix-caching")
             return asked, True
-        default = self.kinds.attends
+        known = architecture_settings(self.spec.architecture)
+        default = self.kinds.attends if known is None else known.get("attention") != "none"
         self._note(name, default, "vLLM: on" if default else "vLLM: off without attention")
         return default, True
 
