@@ -48,6 +48,15 @@ LLAMA_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "chatglm",
+        ignored=(
+            "apply_query_key_layer_scaling",
+            "bias_dropout_fusion",
+            "fp32_residual_connection",
+            "original_rope",
+            "post_layer_norm",
+            "rmsnorm",
+            "interleaved_qkv",
+        ),
         base="llama",
         q_bias="add_qkv_bias",
         kv_bias="add_qkv_bias",
@@ -74,6 +83,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family("granitemoeshared", expert_width="intermediate_size", embedding_scale="key"),
     Family(
         "granitemoehybrid",
+        ignored=("normalization_function",),
         expert_width="intermediate_size",
         dense_width="shared_intermediate_size",
         embedding_scale="key",
@@ -110,6 +120,18 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family("hunyuan_v1_dense", qk_norm="head", qk_norm_if="use_qk_norm"),
     Family(
         "hunyuan_v1_moe",
+        ignored=(
+            "add_classification_head",
+            "anyres_pooling_size",
+            "cla_share_factor",
+            "class_num",
+            "dense_list",
+            "moe_drop_tokens",
+            "moe_layer_num_skipped",
+            "norm_type",
+            "use_mixed_mlp_moe",
+            "use_rotary_pos_emb",
+        ),
         qk_norm="head",
         qk_norm_if="use_qk_norm",
         expert_width="moe_intermediate_size",
@@ -127,6 +149,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "bailing_moe",
+        ignored=("norm_head",),
         base="llama",
         q_bias="use_qkv_bias",
         kv_bias="use_qkv_bias",
@@ -161,6 +184,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     # --- Qwen
     Family(
         "qwen",
+        ignored=("no_bias", "seq_length"),
         base="llama",
         width_rule="half",
         **_QKV_BIAS,
@@ -229,7 +253,13 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family("sarvam_mla", **_MLA, score_bias=True),
     Family(
         "kimi_linear",
-        ignored=("num_expert_group", "moe_renormalize", "moe_router_activation_func"),
+        ignored=(
+            "num_expert_group",
+            "moe_renormalize",
+            "moe_router_activation_func",
+            "mla_use_nope",
+            "use_grouped_topk",
+        ),
         **_MLA,
         linear="kda",
         extra={"first_k_dense_replace": 1},
@@ -315,6 +345,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "dbrx",
+        ignored=("moe_jitter_eps", "moe_loss_weight"),
         norm="layer",
         **_NO_BIAS,
         mlp_bias=False,

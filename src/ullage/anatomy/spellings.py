@@ -184,6 +184,9 @@ _IRRELEVANT = (
     "gradient_checkpointing w_init_variance_scale _num_labels num_labels normalize_before "
     "normalize_embedding "
     # how inputs are laid out
+    "dynamic_image_size force_image_size max_dynamic_patch min_dynamic_patch ps_version "
+    "select_layer template use_backbone_lora use_llm_lora use_thumbnail attn_implementation "
+    "z_loss_weight pad_token_id projector_hidden_act "
     "ignore_index video_placeholder image_seq_length image_seq_len image_grid_pinpoints "
     "vision_feature_layer vision_feature_select_strategy use_unified_vision_chunk "
     "vision_soft_tokens_per_image mm_tokens_per_image language_model_only "
