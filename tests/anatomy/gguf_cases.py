@@ -759,7 +759,8 @@ def gguf_tensors(architecture: str, spec: ModelSpec) -> dict[str, tuple[str, tup
     kind = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture]
     names = gguf.get_tensor_name_map(kind, spec.num_layers)
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for tensor in expected_tensors(spec):
+    # The converter splits Qwen3.5's stacked gate and up before it maps names.
+    for tensor in expected_tensors(spec, "each" if architecture == "qwen35moe" else None):
         for name, shape in converted(architecture, spec, tensor):
             base, suffix = name, ""
             for ending in (".weight", ".bias"):
