@@ -75,6 +75,10 @@ def _captions(seen: Measurements, summary: LoadSummary) -> list[str]:
         f"{scaling.speed_up:.2f}, so that this machine could serve it.",
         "Requests were sent when the trace says, whether or not the ones before were done.",
     ]
+    if summary.num_succeeded < 100:
+        out.append(
+            f"The p99 of {summary.num_succeeded} requests is the slowest of them: read it as that."
+        )
     if summary.max_lag_s > 0.1:
         out.append(
             f"The client itself sent up to {summary.max_lag_s:.2f} s late: times include that."

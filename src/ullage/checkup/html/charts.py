@@ -82,7 +82,7 @@ def roofline(
     low = 10.0 ** _floor_log(min([*intensities, ridge]) * 0.6)
     high = 10.0 ** (_floor_log(max([*intensities, ridge]) * 1.7) + 1)
     rates = [p["flops_per_s"] for p in points]
-    bottom = 10.0 ** _floor_log(min([*rates, bandwidth * low]))
+    bottom = 10.0 ** _floor_log(min([*rates, flops]) * 0.7)
     top = 10.0 ** (_floor_log(flops * 1.2) + 1)
     frame = _frame(width, 300.0, (low, high), (bottom, top), log=True)
     body = svg.axes(
@@ -94,11 +94,12 @@ def roofline(
         x_title="FLOPs per byte read",
         y_title="FLOP/s",
     )
-    roof = [(low, max(bottom, bandwidth * low)), (ridge, flops), (high, flops)]
+    foot = max(low, bottom / bandwidth)
+    roof = [(foot, bandwidth * foot), (ridge, flops), (high, flops)]
     body.append(svg.path(frame.points(roof), "roof"))
     x, y = frame.at(ridge, flops)
     body.append(svg.text(x + 4, y - 8, f"multiply {words.quantity(flops, 'FLOP/s')}", kind="label"))
-    body.append(_slope_label(frame, bandwidth, low, ridge))
+    body.append(_slope_label(frame, bandwidth, foot, ridge))
     body.extend(_roofline_points(frame, points, bandwidth, flops))
     return svg.canvas(width, 300.0, "Roofline of this machine", body)
 
@@ -169,7 +170,7 @@ def _quantile_marks(frame: Frame, quantiles: Sequence[tuple[str, float]]) -> lis
     """A thin line per quantile; the names stand above, moved apart where they would touch."""
     spots = [frame.x(value * 1e3) for _, value in quantiles]
     labels = [f"{name} {words.seconds(value)}" for name, value in quantiles]
-    wide = 7.2 * max(len(label) for label in labels) + 8
+    wide = svg.text_width(max(labels, key=len)) + 10
     placed = svg.spread(spots, wide, frame.x.start + 2, frame.x.end - wide + 8)
     out: list[str] = []
     for spot, at, label in zip(spots, placed, labels, strict=True):
@@ -236,20 +237,12 @@ def queue(
         y_title="requests",
         x_title="seconds",
     )
-    for name, kind, pairs in kept:
+    right = frame.x.end
+    for name, kind, pairs in reversed(kept):
         body.append(svg.path(frame.points(svg.stairs(pairs)), kind))
-        at = max(pairs, key=lambda pair: pair[1])
-        x, y = frame.at(*at)
-        left = x > width * 0.7
-        body.append(
-            svg.text(
-                x - 6 if left else x + 6,
-                max(y - 6, frame.y.end + 10),
-                f"{name}, peak {at[1]:.0f}",
-                kind=f"label {kind}",
-                anchor="end" if left else "start",
-            )
-        )
+        label = f"{name}, peak {max(v for _, v in pairs):.0f}"
+        body.append(svg.text(right, frame.y.end - 12, label, kind=f"label {kind}", anchor="end"))
+        right -= svg.text_width(label) + 10
     return svg.canvas(width, 180.0, "Requests running and waiting over time", body)
 
 

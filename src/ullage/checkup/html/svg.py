@@ -177,7 +177,7 @@ def axes(
 
 def text_width(words: str) -> float:
     """About how wide a bold label is; system fonts differ, so this errs on the wide side."""
-    return 7.3 * len(words)
+    return 7.4 * len(words)
 
 
 def beside(frame: Frame, at: Point, words: str, kind: str) -> str:
