@@ -15,8 +15,8 @@ Platform = Literal["cuda", "cpu"]
 class Parallel:
     """Parallel sizes. A model replica spans `tensor × pipeline × context` ranks; `data` replicas.
 
-    With `expert` the experts are spread over tensor × data ranks (vLLM's
-    --enable-expert-parallel), otherwise each expert is cut by `tensor`.
+    With `expert` whole experts are dealt over tensor × data ranks (vLLM's
+    --enable-expert-parallel); without it each expert is cut over those same ranks.
     """
 
     tensor: int = 1
