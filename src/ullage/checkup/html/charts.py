@@ -83,7 +83,7 @@ def roofline(
     high = 10.0 ** (_floor_log(max([*intensities, ridge]) * 1.7) + 1)
     rates = [p["flops_per_s"] for p in points]
     bottom = 10.0 ** _floor_log(min([*rates, flops]) * 0.7)
-    top = 10.0 ** (_floor_log(flops * 1.2) + 1)
+    top = 10.0 ** (_floor_log(max([*rates, flops]) * 1.2) + 1)
     frame = _frame(width, 300.0, (low, high), (bottom, top), log=True)
     body = svg.axes(
         frame,
@@ -225,7 +225,7 @@ def queue(
         for name, kind, values in lines
     ]
     kept = [row for row in kept if row[2]]
-    top = max(2.0, *(v for _, _, pairs in kept for _, v in pairs))
+    top = max([2.0, *(v for _, _, pairs in kept for _, v in pairs)])
     ticks = [t for t in svg.linear_ticks(0, top, 4) if t == int(t)]
     frame = _frame(width, 180.0, (0.0, span_s), (0.0, max(top, ticks[-1])))
     body = svg.axes(
