@@ -279,7 +279,7 @@ def test_an_engine_that_fails_tells_everybody(
         with httpx.Client(base_url=server.url, timeout=60) as http:
             answer = http.post("/v1/completions", json=LONG)
             assert answer.status_code == 500
-            assert "the engine failed" in answer.json()["error"]["message"]
+            assert "the engine ended" in answer.json()["error"]["message"]
             assert "out of luck" not in answer.text
             assert http.get("/health").status_code == 503
             assert http.get("/ready").status_code == 503
@@ -287,6 +287,36 @@ def test_an_engine_that_fails_tells_everybody(
     finally:
         server.stop()
     assert "out of luck" in caplog.text
+
+
+def test_stop_ends_what_runs_with_an_error_not_a_hang(
+    model_dir: Path, options: EngineOptions
+) -> None:
+    before = set(threading.enumerate())
+    server = start_server(model_dir, options, served_model_name=MODEL)
+    lines: list[str] = []
+    started = threading.Event()
+
+    def stream() -> None:
+        body = {**LONG, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                started.set()
+
+    streaming = threading.Thread(target=stream)
+    streaming.start()
+    assert started.wait(30)
+    server.stop()
+    streaming.join(30)
+    assert not streaming.is_alive()
+    said = [line for line in lines if line]
+    assert said[-1] == "data: [DONE]"
+    assert len(said) == 401 or "the engine ended before this request did" in said[-2]
+    assert server.engine.pool.num_used == 0
+    server.stop()  # again changes nothing
+    left = [t.name for t in set(threading.enumerate()) - before]
+    assert not [name for name in left if name.startswith("ullage-")]
 
 
 def test_off_loopback_needs_a_key(model_dir: Path, options: EngineOptions) -> None:

@@ -5,6 +5,8 @@ Holds tensors and their bytes. Which block belongs to whom is `blocks`.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,16 +31,18 @@ class KVShape:
 class KVCache:
     """Per layer two tensors [num_blocks, block_size, num_kv_heads, head_dim].
 
-    Starts as zeros, so that a row never written weighs nothing where a mask hides it (0 × NaN
-    would be NaN). The pages are touched, and so cost memory, only as they are used.
+    One anonymous mapping holds all of it. It starts as zeros, so that a row never written weighs
+    nothing where a mask hides it (0 × NaN would be NaN), and the system finds memory for a page
+    only when it is first used; torch.zeros would touch every page at start.
     """
 
     def __init__(self, shapes: Sequence[KVShape], num_blocks: int, block_size: int) -> None:
         self.shapes = tuple(shapes)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [self._zeros(shape) for shape in self.shapes]
-        self.values = [self._zeros(shape) for shape in self.shapes]
+        memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pieces = self._cut(torch.frombuffer(memory, dtype=KV_DTYPE))
+        self.keys, self.values = pieces[0::2], pieces[1::2]
         self._key_slots = [k.view(-1, *k.shape[2:]) for k in self.keys]
         self._value_slots = [v.view(-1, *v.shape[2:]) for v in self.values]
 
@@ -63,7 +67,14 @@ class KVCache:
         for storage in (*self.keys, *self.values):
             storage.index_fill_(0, index, 0.0)
 
-    def _zeros(self, shape: KVShape) -> torch.Tensor:
-        return torch.zeros(
-            self.num_blocks, self.block_size, shape.num_kv_heads, shape.head_dim, dtype=KV_DTYPE
-        )
+    def _cut(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """K and V of each layer in turn, as views of `memory`."""
+        pieces = []
+        start = 0
+        for shape in self.shapes:
+            size = (self.num_blocks, self.block_size, shape.num_kv_heads, shape.head_dim)
+            for _ in ("keys", "values"):
+                end = start + math.prod(size)
+                pieces.append(memory[start:end].view(size))
+                start = end
+        return pieces

@@ -24,6 +24,7 @@ from ullage.serving.loop import EngineLoop
 from ullage.serving.routes import ServerSettings, create_app
 
 READY_POLL_S = 0.02
+SHUTDOWN_S = 5
 
 
 class _Server(uvicorn.Server):
@@ -52,8 +53,9 @@ class ServerHandle:
 
     def stop(self) -> None:
         """Stop now. Safe to repeat."""
-        # Connections are cut: whoever keeps one open must not keep the server.
-        self._server.should_exit = self._server.force_exit = True
+        # The engine first: requests that wait for it then end, and with them their connections.
+        self._loop.stop()
+        self._server.should_exit = True
         self._thread.join()
 
 
@@ -185,5 +187,12 @@ def _build(
     )
     app = create_app(engine, settings)
     # Logs go to stderr and only when something is wrong; the access log is the caller's proxy's.
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        # What the engine serves is finished by then; who keeps a connection must not keep us.
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
     return _Server(config), app.state.loop

@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ullage.engine.engine import Engine, Output
 from ullage.engine.request import FinishReason, Request, SamplingParams
@@ -73,7 +74,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="ullage-engine", daemon=True)
         self._http: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        self._in_flight = 0
+        # Submitted and not closed; only the asyncio loop touches it.
+        self._open: set[Ticket] = set()
         self.draining = False
         self.ready = False
         self.failure: BaseException | None = None
@@ -87,8 +89,8 @@ class EngineLoop:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests submitted and not yet finished or cancelled."""
-        return self._in_flight
+        """Requests submitted and not yet closed."""
+        return len(self._open)
 
     def submit(self, prompt_ids: tuple[int, ...], params: SamplingParams, prefix: str) -> Ticket:
         """Hand a request to the engine. Raises Refused, EngineFailed or RequestRefused."""
@@ -97,11 +99,11 @@ class EngineLoop:
         if self.draining:
             raise Draining("the server is shutting down and takes no new requests")
         self.engine.require_fits(prompt_ids, params)
-        if self._in_flight >= self._max_in_flight:
+        if self.num_in_flight >= self._max_in_flight:
             self._metrics.rejected()
-            raise QueueFull(f"{self._in_flight} requests are in flight, no more may wait")
+            raise QueueFull(f"{self.num_in_flight} requests are in flight, no more may wait")
         ticket = Ticket(f"{prefix}-{uuid.uuid4().hex}", prompt_ids, params)
-        self._in_flight += 1
+        self._open.add(ticket)
         self._send(lambda: self._admit(ticket))
         return ticket
 
@@ -110,7 +112,7 @@ class EngineLoop:
         while True:
             output = await ticket.outputs.get()
             if output is None:
-                raise EngineFailed("the engine failed while it served this request")
+                raise EngineFailed("the engine ended before this request did")
             yield output
             if output.finished:
                 return
@@ -119,17 +121,18 @@ class EngineLoop:
         """Whoever submitted must call this; a request that still runs is cancelled."""
         if not ticket.closed:
             ticket.closed = True
-            self._in_flight -= 1
+            self._open.discard(ticket)
             self._send(lambda: self._cancel(ticket))
 
     async def drain(self) -> None:
         """Take nothing new; return when what was taken is finished."""
         self.draining = True
-        while self._in_flight and self.failure is None:
+        while self._open and self.failure is None:
             await asyncio.sleep(0.02)
 
     def stop(self) -> None:
-        """End the thread after its step; requests still running are aborted."""
+        """End the thread after its step; requests still running are aborted. Safe to repeat."""
+        self.draining = True
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -153,14 +156,17 @@ class EngineLoop:
                     report = self.engine.step()
                     self._metrics.observe_step(report, self.engine)
                     self._deliver(report.outputs)
-            for ticket in list(self._tickets.values()):
-                self._cancel(ticket)
+            for ticket in self._tickets.values():
+                if ticket.request is not None:
+                    self.engine.abort(ticket.request)
+                    self._metrics.observe_finished(ticket.request)
+            self._end_all()
         except BaseException as error:
             # Whatever it was, waiting clients must hear of it rather than hang.
             log.exception("the engine failed")
             self.failure = error
             self.ready = False
-            self._fail_all()
+            self._end_all()
 
     def _take_commands(self) -> bool:
         """Run what the HTTP side sent, waiting for it when idle. False when it is time to stop."""
@@ -188,29 +194,35 @@ class EngineLoop:
             self._metrics.observe_finished(ticket.request)
 
     def _deliver(self, outputs: tuple[Output, ...]) -> None:
-        pairs: list[tuple[Ticket, Output | None]] = []
+        pairs: list[tuple[Ticket, Output]] = []
         for output in outputs:
             pairs.append((self._tickets[output.request.id], output))
             if output.finished:
                 del self._tickets[output.request.id]
         if pairs:
-            self._call_http(pairs)
+            self._call_http(partial(_hand_over, pairs))
 
-    def _fail_all(self) -> None:
-        with self._wake:
-            self._commands.clear()
-        tickets = list(self._tickets.values())
+    def _end_all(self) -> None:
+        """Tell everybody who still waits that no more will come, those in the inbox too.
+
+        Told on the asyncio loop, where `submit` runs: whoever comes later sees `failure` or
+        `draining` and is refused, so nobody is forgotten.
+        """
         self._tickets.clear()
-        self._call_http([(ticket, None) for ticket in tickets])
+        self._call_http(self._end_open)
 
-    def _call_http(self, answers: Sequence[tuple[Ticket, Output | None]]) -> None:
+    def _end_open(self) -> None:
+        for ticket in self._open:
+            ticket.outputs.put_nowait(None)
+
+    def _call_http(self, function: Callable[[], None]) -> None:
         assert self._http is not None
         # A loop that is closed has no client left to answer.
         if not self._http.is_closed():
-            self._http.call_soon_threadsafe(_hand_over, answers)
+            self._http.call_soon_threadsafe(function)
 
 
-def _hand_over(answers: Sequence[tuple[Ticket, Output | None]]) -> None:
+def _hand_over(answers: Sequence[tuple[Ticket, Output]]) -> None:
     for ticket, output in answers:
         ticket.outputs.put_nowait(output)
 
