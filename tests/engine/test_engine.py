@@ -259,3 +259,19 @@ def test_half_precision_weights_run_as_float32(
         for where in (halved, widened)
     ]
     assert found[0] == found[1]
+
+
+def test_int8_weights_stay_close_to_float(
+    family_dir: FamilyDir, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random wide weights are harder to quantise than trained ones; a wrong scale gives noise."""
+    options = EngineOptions(kv_cache_memory_bytes=1 << 22, quantization="int8")
+    quantized = Engine.load(family_dir("llama"), options)
+    seen: list[torch.Tensor] = []
+    for served in (engine, quantized):
+        forward = served._decoder.forward
+        monkeypatch.setattr(
+            served._decoder, "forward", lambda *a, f=forward: seen.append(f(*a)) or seen[-1]
+        )
+        generate(served, [PROMPT], greedy_params(1))
+    assert 0.95 < torch.nn.functional.cosine_similarity(*seen).item() < 1

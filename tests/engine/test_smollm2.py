@@ -71,6 +71,7 @@ def test_four_prompts_together(engine: Engine, reference: Any, prompts: list[lis
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 100 s of one processor, more where others work too
 def test_twenty_prompts_alone_and_in_a_batch_of_16(
     engine: Engine, reference: Any, prompts: list[list[int]]
 ) -> None:
