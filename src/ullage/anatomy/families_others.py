@@ -48,6 +48,7 @@ OTHER_ROWS: tuple[Family, ...] = (
         place="sandwich",
         windows="every",
         pattern=6,
+        last_full=True,
         embedding_scale="sqrt",
         mlp_bias=False,
     ),

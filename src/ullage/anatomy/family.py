@@ -23,6 +23,7 @@ class Family:
     (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
     pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
     ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say).
+    `last_full`: the last layer has full attention whatever layer_types says.
     `shared_gate`: the shared expert has a one-row gate.
     `dtype` is what the family's checkpoints hold when the configuration names none.
     `parallel_if` names the key that puts attention and MLP side by side. `mamba` is the version of
@@ -49,6 +50,7 @@ class Family:
     position_offset: int = 0
     stored_positions: bool = True
     ignored: tuple[str, ...] = ()
+    last_full: bool = False
     mixer: Literal["attention", "latent", "compressed"] | None = "attention"
     linear: Literal["gated_delta_net", "kda", "lightning", "rg_lru", "mamba"] | None = None
     mamba: Literal[1, 2] = 2

@@ -347,6 +347,13 @@ def _generic_windows(section: Section, n: int) -> list[Kind]:
 
 def read_kinds(section: Section, family: Family) -> list[Kind]:
     """The kind of every layer, in order."""
+    kinds = _read_kinds(section, family)
+    if family.last_full and kinds:
+        kinds[-1] = ("full", kinds[-1][1])
+    return kinds
+
+
+def _read_kinds(section: Section, family: Family) -> list[Kind]:
     if family.plan == "nemotron_h":
         return _nemotron_h(section, family)
     if family.plan == "mamba":
