@@ -34,6 +34,7 @@ WIDTHS = (
     "ffn_hidden_size",
     "n_inner",
 )
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 PATTERNS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "compress_ratios")
 
 LIBRARY = (
@@ -213,7 +214,7 @@ def draw_limits(draw: random.Random, most_positions: int) -> Config:
     """Limits within the bounds that vLLM states: half of them left to the engine."""
     limits: Config = {"kv_cache_memory_bytes": draw.randint(24, 400) * MIB + draw.choice((0, 7))}
     length = min(most_positions, draw.choice((512, 1000, 2048, 4096, 6000, 8192, 16384)))
-    limits["max_model_len"] = length if draw.random() < 0.85 else -1
+    limits["max_model_len"] = length if draw.random() < 0.85 else -1  # −1: fitted to the memory
     limits["max_num_seqs"] = draw.choice((None, 4, 16, 64))
     limits["max_num_batched_tokens"] = draw.choice((None, None, 128, 777, 1024, 4096))
     limits["block_size"] = draw.choice((None, None, 32, 64, 96, 128, 256))
@@ -260,9 +261,14 @@ def library_default(model_type: str) -> Config:
 
 
 def most_positions(config: Config) -> int:
+    """The configured maximum length, 4,096 where none is."""
     text = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), config)
-    keys = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-    return int(next((text[key] for key in keys if isinstance(text.get(key), int)), 4096))
+    return int(next((text[key] for key in LENGTHS if isinstance(text.get(key), int)), 4096))
+
+
+def names_its_length(config: Config) -> bool:
+    text = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), config)
+    return any(isinstance(text.get(key), int) for key in LENGTHS)
 
 
 def draw_case(seed: int, pool: list[tuple[str, Callable[[], Config]]]) -> Case:
@@ -277,6 +283,8 @@ def case_of(name: str, config: Config, seed: int) -> Case:
     draw = random.Random(seed)  # noqa: S311
     config = reduce_config(config, draw)
     limits = draw_limits(draw, most_positions(config))
+    if limits["max_model_len"] == -1 and not names_its_length(config):
+        limits["max_model_len"] = 2048  # vLLM refuses to fit what has no maximum
     if any(isinstance(config.get(key), dict) for key in TEXT_KEYS):
         limits["language_model_only"] = True
     usage = draw.choice(("server", "server", "library"))

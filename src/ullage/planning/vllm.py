@@ -22,7 +22,7 @@ from ullage.planning.vllm_decisions import (
 )
 from ullage.planning.vllm_groups import Group, Slot, Ungroupable
 from ullage.planning.vllm_kinds import architecture_settings
-from ullage.planning.vllm_pages import stack_pages
+from ullage.planning.vllm_pages import PageRules, stack_pages
 from ullage.planning.vllm_pool import Pool, pool_of
 
 Basis = Literal["vllm 0.32 rule, verified on CPU", "modelled", "unsupported"]
@@ -105,6 +105,7 @@ def allocate(
     if pool is None:
         return _nothing_cached(decisions, basis, warnings, refusals)
 
+    refusals.extend(_rejected_blocks(pool, decisions.rules))
     most = max(decisions.longest_model_len, decisions.max_model_len)
     longest = pool.longest_that_fits(kv_cache_memory_bytes, most)
     length = decisions.max_model_len
@@ -199,6 +200,23 @@ def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> Pool
         in_flight_tokens=decisions.in_flight_tokens,
         aligned_states=decisions.aligned_states,
     )
+
+
+def _rejected_blocks(pool: Pool, rules: PageRules) -> list[str]:
+    """Groups whose blocks the attention kernels do not take (select_common_block_size), after
+    pages were made equal: that may have grown a block that was too small."""
+    kernel = rules.kernel_block
+    sizes = {
+        slot.page.block_size
+        for group in pool.groups
+        for slot in group.slots
+        if slot.page.kind in ("full", "mla", "window", "chunk")
+    }
+    return [
+        f"a block of {size} tokens is none that the attention kernels take: multiples of {kernel}"
+        for size in sorted(sizes)
+        if size % kernel
+    ]
 
 
 def _describe(pool: Pool, group: Group, length: int) -> CacheGroup:

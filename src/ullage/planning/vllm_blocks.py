@@ -83,12 +83,8 @@ def decide_blocks(
         state_padded_bytes=padded,
     )
     refusals = _missing_kernels(kinds, capability_major, cpu=cpu)
-    if kinds.attends and (block % kernel.tokens or (kernel.only and block != kernel.tokens)):
-        how = "exactly" if kernel.only else "multiples of"
-        refusals.append(
-            f"a block of {block} tokens is not one that the attention kernels take "
-            f"({how} {kernel.tokens})"
-        )
+    if kernel.only and block != kernel.tokens:
+        refusals.append(f"the attention kernel takes blocks of {kernel.tokens} only, not {block}")
     warnings = _cpu_warnings(kinds, kv_cache_dtype) if cpu else []
     if cpu and kv_cache_dtype.startswith("fp8") and any(size % 32 for size in kinds.head_dims):
         refusals.append("vLLM keeps 8 bits on a CPU only for head sizes divisible by 32")
