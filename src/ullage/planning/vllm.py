@@ -32,7 +32,8 @@ VERIFIED: Basis = "vllm 0.32 rule, verified on CPU"
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
     """One block table: the kinds of its layers, how many they are, tokens per block, the distinct
-    page sizes, and the blocks of the pool that one request of max_model_len takes."""
+    page sizes, the blocks of the pool that one request of max_model_len takes, and the page of its
+    first layer, by which vLLM's scheduler describes the group."""
 
     kinds: tuple[str, ...]
     num_layers: int

@@ -49,8 +49,10 @@ ASSUMED_MEMORY_BYTES = 80 * GIB
 class Decisions:
     """Everything that shapes the KV cache. Lengths in tokens; see `notes` for the sources.
 
-    `in_flight_tokens` are scheduled but not settled at most. `state_block_size` 0: no state.
-    `refusals` are reasons for which vLLM stops before it looks at memory.
+    `longest_model_len` is the model's own maximum; `fit_max_model_len`: the length is to be fitted
+    to the memory. `in_flight_tokens` are scheduled but not settled at most. `aligned_states`:
+    states are cached at block ends. `refusals` are reasons for which vLLM stops before it looks
+    at memory.
     """
 
     dtype: str

@@ -106,11 +106,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """What the engine has decided that shapes pages; see `vllm_decisions.py`.
+    """What the engine has decided that shapes pages; see `vllm_blocks.py`.
 
-    `kernel_block` is the granularity of the attention kernel's blocks in tokens; `sparse_block`
-    that of kernels with one fixed size. `state_block_size` and `state_padded_bytes` come from the
-    alignment of hybrids. `packed_latent`: fp8_ds_mla.
+    `kernel_block` is the granularity of the attention kernel's blocks in tokens, and
+    `latent_stride_base` the same where it takes that size only (0: multiples too).
+    `state_block_size` and `state_padded_bytes` (0: natural) are what hybrids come to.
     """
 
     tensor: int
