@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ullage.anatomy.spec import LinearAttention
 from ullage.costs.deployment import Deployment
 from ullage.costs.kv import kv_heads_per_rank
 from ullage.costs.kv_formats import attention_token_bytes, latent_token_bytes
@@ -85,7 +86,7 @@ def decide_blocks(
     refusals = _missing_kernels(kinds, capability_major, cpu=cpu)
     if kernel.only and block != kernel.tokens:
         refusals.append(f"the attention kernel takes blocks of {kernel.tokens} only, not {block}")
-    warnings = _cpu_warnings(kinds, kv_cache_dtype) if cpu else []
+    warnings = _cpu_warnings(kinds, kv_cache_dtype) if cpu else _cuda_warnings(kinds)
     if cpu and kv_cache_dtype.startswith("fp8") and any(size % 32 for size in kinds.head_dims):
         refusals.append("vLLM keeps 8 bits on a CPU only for head sizes divisible by 32")
     return Blocks(rules, tuple(notes), tuple(warnings), tuple(refusals))
@@ -185,3 +186,13 @@ def _cpu_warnings(kinds: Kinds, kv_cache_dtype: str) -> list[str]:
             "on a CPU with AVX512-BF16 vLLM keeps recurrent states in float32 whatever is asked"
         )
     return warnings
+
+
+def _cuda_warnings(kinds: Kinds) -> list[str]:
+    """What the specification does not tell and a CUDA kernel asks (models/kimi_k3/nvidia/kda.py)."""
+    if any(isinstance(m, LinearAttention) and m.kind == "kda" for m in kinds.states):
+        return [
+            "with a bounded KDA gate vLLM keeps one state block more per request when prefixes "
+            "are cached"
+        ]
+    return []
