@@ -189,7 +189,7 @@ def _cpu_warnings(kinds: Kinds, kv_cache_dtype: str) -> list[str]:
 
 
 def _cuda_warnings(kinds: Kinds) -> list[str]:
-    """What the specification does not tell and a CUDA kernel asks (models/kimi_k3/nvidia/kda.py)."""
+    """What a CUDA kernel asks and a spec does not tell (vllm/models/kimi_k3/nvidia/kda.py)."""
     if any(isinstance(m, LinearAttention) and m.kind == "kda" for m in kinds.states):
         return [
             "with a bounded KDA gate vLLM keeps one state block more per request when prefixes "
