@@ -287,6 +287,10 @@ def test_a_vllm_without_byte_metrics_is_measured_in_blocks(tiny: Path, tmp_path:
     assert code in (0, 1)
     growth = document["kv_growth"]
     assert "no bytes are exported" in growth["bytes_per_token_measured"]["note"]
+    assert "the engine tells blocks, not bytes" in document["verdict"]["paragraph"]
+    (row,) = [r for r in document["comparison"]["rows"] if "KV block" in r["name"]]
+    assert row["predicted"]["value"] == 16
+    assert row["actual"]["value"] == pytest.approx(16, rel=growth["tolerance"] + 0.01)
     assert document["roofline"]["flops"]["value"] == pytest.approx(989.4e12)
     assert len(document["ledgers"]) == 1
     ledger = document["ledgers"][0]

@@ -22,6 +22,9 @@ from ullage.costs.operators import step_operators, total_flops
 from ullage.costs.roofline import ElementBytes, roofline
 from ullage.costs.step import Step
 
+BYTES_EXPORTED = "engine: ullage_kv_cache_used_bytes"
+BLOCKS_EXPORTED = "engine: blocks in use; each block priced as predicted, no bytes are exported"
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -92,6 +95,11 @@ class GrowthFit:
     block_size: int
     bytes_source: str
 
+    @property
+    def bytes_seen(self) -> bool:
+        """Whether the engine told bytes; else it told blocks, and each was priced as predicted."""
+        return self.bytes_source == BYTES_EXPORTED
+
 
 def fit_growth(
     spec: ModelSpec, growth: Growth, cache: CacheInfo | None, serving: Serving
@@ -131,7 +139,7 @@ def _seen_bytes(
 ) -> tuple[list[tuple[int, float]], str]:
     exact = [(p.tokens, p.used_bytes) for p in points if p.used_bytes is not None]
     if exact:
-        return exact, "engine: ullage_kv_cache_used_bytes"
+        return exact, BYTES_EXPORTED
     if not cache.num_blocks:
         return [], ""
     blocks = [
@@ -139,7 +147,7 @@ def _seen_bytes(
         for p in points
         if p.used_ratio is not None
     ]
-    return blocks, "engine: blocks in use; each block priced as predicted, no bytes are exported"
+    return blocks, BLOCKS_EXPORTED
 
 
 def _slope(seen: Sequence[tuple[int, float]]) -> tuple[float | None, float | None]:
@@ -177,17 +185,25 @@ def compared(name: str, predicted: Figure, actual: Figure, note: str = "") -> di
 
 
 def growth_row(fit: GrowthFit) -> dict[str, Any] | None:
-    if fit.measured_bytes_per_token is None or fit.resolution is None:
+    """The price of a token where the engine tells bytes, the tokens of a block where it does not.
+
+    None when the growth was too short for a slope.
+    """
+    slope, resolution = fit.measured_bytes_per_token, fit.resolution
+    if slope is None or resolution is None:
         return None
+    said = f"sampling resolves ±{resolution:.1%}"
+    if not fit.bytes_seen:
+        tokens = fit.block_size * fit.predicted_bytes_per_token / slope
+        return compared(
+            "tokens to fill a KV block",
+            figure(fit.block_size, "tokens", "engine: vllm:cache_config_info"),
+            figure(tokens, "tokens", "measured", said),
+        )
     return compared(
         "KV bytes per token",
         figure(fit.predicted_bytes_per_token, "bytes/token", "modelled from the spec, exact"),
-        figure(
-            fit.measured_bytes_per_token,
-            "bytes/token",
-            "measured",
-            f"sampling resolves ±{fit.resolution:.1%}; {fit.bytes_source}",
-        ),
+        figure(slope, "bytes/token", "measured", f"{said}; {fit.bytes_source}"),
     )
 
 

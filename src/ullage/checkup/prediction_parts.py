@@ -58,6 +58,7 @@ def growth_part(evidence: Evidence, gaps: Gaps) -> dict[str, Any] | None:
         ),
         # What sampling can resolve: within it the price is called right.
         "tolerance": fit.resolution or 0.0,
+        "bytes_seen": fit.bytes_seen,
         "measured": [list(pair) for pair in fit.seen],
         "predicted": [list(pair) for pair in fit.predicted],
     }

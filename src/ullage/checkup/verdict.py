@@ -106,6 +106,11 @@ def _memory(document: Mapping[str, Any]) -> str:
     each = f"Every token of context takes {count(predicted)} bytes of KV cache"
     if measured is None:
         said = f"{each} by the model; the growth was too short to measure it"
+    elif not growth["bytes_seen"]:
+        matches = (
+            "as often as predicted" if _grows_as_predicted(growth) else "otherwise than predicted"
+        )
+        said = f"{each} by the model; the engine tells blocks, not bytes, and takes one {matches}"
     elif _grows_as_predicted(growth):
         said = f"{each}, as predicted"
     else:
