@@ -87,8 +87,12 @@ def decide_blocks(
     if kernel.only and block != kernel.tokens:
         refusals.append(f"the attention kernel takes blocks of {kernel.tokens} only, not {block}")
     warnings = _cpu_warnings(kinds, kv_cache_dtype) if cpu else _cuda_warnings(kinds)
-    if cpu and kv_cache_dtype.startswith("fp8") and any(size % 32 for size in kinds.head_dims):
-        refusals.append("vLLM keeps 8 bits on a CPU only for head sizes divisible by 32")
+    if (
+        cpu
+        and kv_cache_dtype.startswith("fp8")
+        and any(size % 32 == 16 for size in kinds.head_dims)
+    ):
+        refusals.append("vLLM has no 8-bit kernel for head sizes of 16, 48, … on a CPU")
     return Blocks(rules, tuple(notes), tuple(warnings), tuple(refusals))
 
 
