@@ -22,12 +22,13 @@ from audit_pool import (
     write_safetensors,
     write_whole,
 )
+from deep_models import copy_layer, copy_row, filled, put_at, with_pickle, with_scales
 
 from ullage.costs.deployment import Deployment, Parallel
 
 DEFAULT = Deployment()
 LLAMA = ("llama", "meta-llama--Meta-Llama-3.1-8B")
-Pool = Literal["plain", "dressed", "whole"]
+Pool = Literal["plain", "dressed", "whole", "deep"]
 
 
 @dataclass(frozen=True)
@@ -568,5 +569,77 @@ CASES: dict[str, Case] = {
             Fires(("qwen2",), build=whole(dtype="F16"), severity="warning"),
         ),
         pool="whole",
+    ),
+    "A128": Case(
+        (
+            Fires(LLAMA, build=with_pickle("pytorch_model.bin", "posix system"), says="system"),
+            Fires(("llama",), build=with_pickle("optimizer.pt", "builtins eval"), says="eval"),
+            Fires(("llama",), build=with_pickle("a.bin", "torch FloatStorage", "yolo.models Net"),
+                  severity="warning", says="yolo"),
+        ),
+        pool="dressed",
+    ),
+    "A151": Case(
+        (
+            Fires(("llama",), build=filled(put_at(UP, (3, 5), 0x7FC1)), says="1 NaN"),
+            Fires(("qwen2",), build=filled(put_at("norm.weight", 4, 0xFF80)), says="1 Inf"),
+            Fires(("mixtral",), build=filled(put_at("embed_tokens.weight", slice(2), 0xFFFF)),
+                  says="NaN, the first at element 0"),
+        ),
+        pool="deep",
+    ),
+    "A152": Case(
+        (
+            Fires(("llama", "qwen3"), build=filled(put_at(UP, slice(None), 0)), says="nothing but"),
+            Fires(("llama",), build=filled(put_at(UP, slice(9, 12), 0x8000)), severity="info",
+                  says="3 of"),
+        ),
+        pool="deep",
+    ),
+    "A153": Case(
+        (
+            Fires(("llama", "qwen3"), build=filled(copy_row(UP, 2)), says="2 of"),
+            Fires(("llama",), build=filled(copy_row("embed_tokens.weight", 500)), says="500 of"),
+        ),
+        pool="deep",
+    ),
+    "A154": Case(
+        (Fires(("llama",), build=filled(put_at(UP, (slice(None), 7), 0x4100)), says="Channel 7"),),
+        pool="deep",
+    ),
+    "A155": Case(
+        (
+            Fires(("llama",), build=filled(put_at(UP, (0, 0), 0x4790)), says="73728"),
+            Fires(("llama",), None, run(dtype="float16"), severity="error",
+                  build=filled(put_at(UP, (0, 0), 0xC790))),
+        ),
+        pool="deep",
+    ),
+    "A156": Case(
+        (Fires(("llama",), build=filled(put_at("norm.weight", 0, 0x4400)), says="512"),),
+        pool="deep",
+    ),
+    "A157": Case(
+        (
+            Fires(("llama",), build=filled(put_at("norm.weight", slice(None), 0)),
+                  severity="error", says="multiplies by zero"),
+            Fires(("llama",), build=filled(put_at("norm.weight", slice(200), 0)), says="half"),
+            Fires(("gemma3",), build=filled(put_at("layernorm.weight", slice(None), 0xBF80)),
+                  severity="error"),
+            Fires(("llama",), None, run(dtype="float16"),
+                  build=filled(put_at("norm.weight", 0, 0x4780)), says="can reach"),
+        ),
+        pool="deep",
+    ),
+    "A158": Case((Fires(("llama", "qwen3"), build=filled(copy_layer), says="same bytes"),),
+                 pool="deep"),
+    "A159": Case(
+        (
+            Fires(("llama",), put(quantization_config=FP8_BLOCKS), build=with_scales(0x7F80),
+                  severity="error", says="NaN or Inf"),
+            Fires(("llama",), put(quantization_config=FP8_BLOCKS), build=with_scales(0),
+                  says="1 scales"),
+        ),
+        pool="deep",
     ),
 }  # fmt: skip

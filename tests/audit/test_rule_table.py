@@ -18,6 +18,7 @@ from audit_pool import (
     write_directory,
     write_whole,
 )
+from deep_models import deep_of, filled
 from rule_cases import CASES, Case, Fires
 
 from ullage.anatomy import load
@@ -42,10 +43,12 @@ def test_every_rule_has_its_cases_and_every_case_a_rule():
 def test_the_mutation_fires(rule_id: str, fires: Fires, name: str, tmp_path: Path):
     if not config_path(name).is_file():
         pytest.skip(NO_SHARED)
-    model = load(fires.write(tmp_path / name, name))
+    place = fires.write(tmp_path / name, name)
+    model = load(place)
+    deep = deep_of(place) if CASES[rule_id].pool == "deep" else None
     gpus = parse_gpus(fires.gpu) if fires.gpu else None
     rule = find_rule(rule_id)
-    finding = judge(rule, prepare(model, fires.deployment, gpus)[0])
+    finding = judge(rule, prepare(model, fires.deployment, gpus, deep=deep)[0])
     assert finding.state == "fired", finding
     assert finding.severity.name == (fires.severity or rule.severity.name)
     assert fires.says in finding.cause
@@ -67,18 +70,30 @@ def _whole(root: Path) -> tuple[Path, ...]:
     return tuple(write_whole(root / name, config_of(name)) for name in own_names())
 
 
+@cache
+def _filled(root: Path) -> tuple[Path, ...]:
+    return tuple(filled()(root / name, config_of(name)) for name in own_names())
+
+
+POOLS = {"dressed": _dressed, "whole": _whole, "deep": _filled}
+
+
 def _pool(case: Case, root: Path) -> list[tuple[str, Subject]]:
     gpus = parse_gpus(case.gpu) if case.gpu else None
     if case.pool == "plain":
         models = [(name, plain_model(name)) for name in [*own_names(), *shared_names()]]
     else:
-        places = (_dressed if case.pool == "dressed" else _whole)(root / case.pool)
+        places = POOLS[case.pool](root / case.pool)
         models = [(place.name, _load(place)) for place in places]
     return [
-        (name, prepare(model, case.deployment, gpus)[0])
+        (name, prepare(model, case.deployment, gpus, deep=_deep(case, root, name))[0])
         for name, model in models
         if name not in case.leave_out
     ]
+
+
+def _deep(case: Case, root: Path, name: str):
+    return deep_of(root / "deep" / name) if case.pool == "deep" else None
 
 
 @cache

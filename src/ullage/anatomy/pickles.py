@@ -6,7 +6,7 @@ Holds the listing of imports. Pickles are programs; whether one may run is the a
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,6 +21,7 @@ MAX_PICKLE_BYTES = 32 * 2**20
 MAX_DIRECTORY_BYTES = 32 * 2**20
 MAX_OPCODES = 500_000
 MAX_IMPORTS = 1000
+MAX_FILES = 256
 _LEGACY_PICKLES = 5  # magic number, protocol, system, objects, storage keys (torch before 1.6)
 
 # What a state dict of tensors needs, by module (torch 2.13, weights_only unpickler).
@@ -55,6 +56,89 @@ _TENSOR_IMPORTS = {
     "torch.storage": {"UntypedStorage"},
 }
 
+# Modules of which any attribute runs code, touches files or the network, or undoes these checks.
+_DANGEROUS_MODULES = frozenset(
+    (
+        *("os", "posix", "nt", "posixpath", "subprocess", "_posixsubprocess", "pty", "commands"),
+        *("sys", "ctypes", "_ctypes", "cffi", "mmap", "signal", "resource", "atexit"),
+        *(
+            "importlib",
+            "imp",
+            "pkgutil",
+            "zipimport",
+            "runpy",
+            "code",
+            "codeop",
+            "types",
+            "inspect",
+        ),
+        *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"),
+        *(
+            "socket",
+            "ssl",
+            "http",
+            "urllib",
+            "urllib2",
+            "ftplib",
+            "smtplib",
+            "telnetlib",
+            "asyncio",
+        ),
+        *("requests", "httpx", "aiohttp", "webbrowser", "xmlrpc", "socketserver", "paramiko"),
+        *(
+            "shutil",
+            "tempfile",
+            "pathlib",
+            "io",
+            "_io",
+            "glob",
+            "fileinput",
+            "linecache",
+            "zipfile",
+        ),
+        *("pdb", "bdb", "timeit", "trace", "profile", "cProfile", "doctest", "unittest", "idlelib"),
+        *("pip", "setuptools", "distutils", "ensurepip", "venv", "site", "threading", "_thread"),
+        *("multiprocessing", "concurrent", "gc", "weakref", "torch.hub", "torch.serialization"),
+        *("torch.jit", "torch._dynamo", "torch._inductor", "torch.utils", "torch.package"),
+        *("torch.distributed", "torch.fx", "torch.ops", "torch.multiprocessing", "numpy.testing"),
+        *(
+            "numpy.f2py",
+            "numpy.distutils",
+            "transformers.dynamic_module_utils",
+            "sqlite3",
+            "logging",
+        ),
+    )
+)
+_DANGEROUS_NAMES = frozenset(
+    (
+        *(
+            f"{module}.{name}"
+            for module in ("builtins", "__builtin__", "__builtins__")
+            for name in (
+                *("eval", "exec", "execfile", "compile", "open", "file", "__import__", "getattr"),
+                *("setattr", "delattr", "globals", "locals", "vars", "dir", "apply", "reload"),
+                *(
+                    "breakpoint",
+                    "input",
+                    "raw_input",
+                    "map",
+                    "filter",
+                    "type",
+                    "super",
+                    "memoryview",
+                ),
+            )
+        ),
+        *("operator.attrgetter", "operator.methodcaller", "operator.itemgetter", "operator.call"),
+        *("_operator.attrgetter", "_operator.methodcaller", "_operator.itemgetter"),
+        *("functools.partial", "functools.reduce", "_functools.partial", "itertools.starmap"),
+        *("torch.load", "torch.save", "numpy.load", "numpy.save", "numpy.fromfile", "numpy.memmap"),
+        *("copyreg.add_extension", "copyreg.pickle", "torch._utils._import_dotted_name"),
+        *("torch.classes", "torch.compile", "torch._C", "copy.deepcopy"),
+    )
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PickleImports:
@@ -68,9 +152,46 @@ class PickleImports:
     reason: str | None = None
 
     @property
+    def dangerous(self) -> tuple[str, ...]:
+        """Imports that are known to run code or to reach outside (`is_dangerous`)."""
+        return tuple(name for name in self.imports if is_dangerous(name))
+
+    @property
     def beyond_tensors(self) -> tuple[str, ...]:
         """Imports that a state dict of tensors has no need of."""
         return tuple(name for name in self.imports if not _is_for_tensors(name))
+
+
+def all_imports(files: Iterable[Path]) -> tuple[PickleImports, ...]:
+    """What each of `files` would import; one that is no readable pickle says so as its reason.
+
+    Of very many files the first 256 are followed, and the rest say that they were not.
+    """
+    found = []
+    for number, file in enumerate(files):
+        if number >= MAX_FILES:
+            found.append(PickleImports(str(file), (), f"only {MAX_FILES} files are followed"))
+            continue
+        try:
+            found.append(pickle_imports(file))
+        except MalformedCheckpoint as error:
+            found.append(PickleImports(str(file), (), str(error.found)))
+    return tuple(found)
+
+
+def is_dangerous(name: str) -> bool:
+    """Whether `module.attribute` is known to run code, open files, or reach the network.
+
+    A whole module is named where nothing in it belongs in weights. What is not named here is not
+    therefore harmless: see `beyond_tensors`.
+    """
+    if name in _DANGEROUS_NAMES or name.startswith("(a name computed"):
+        return True
+    while (dot := name.rfind(".")) > 0:
+        name = name[:dot]
+        if name in _DANGEROUS_MODULES:
+            return True
+    return False
 
 
 def _is_for_tensors(name: str) -> bool:

@@ -134,6 +134,48 @@ def _pickles(subject: Subject) -> Verdict:
     )
 
 
+def _pickle_imports(subject: Subject) -> Verdict:
+    listed = subject.pickles
+    if listed is None:
+        return NotEvaluable(("the model's directory",))
+    facts = (
+        Evidence("pickled files followed", len(listed), "", "opcodes; nothing was loaded"),
+        Evidence("names imported", sum(len(p.imports) for p in listed), "", "opcodes"),
+    )
+    for pickled in listed:
+        if pickled.dangerous:
+            names = ", ".join(pickled.dangerous[:3])
+            return Fired(
+                f"Loading {pickled.file} would import {names}: it runs code of its author's "
+                "choice, whatever it is called.",
+                "Do not load this file, here or elsewhere; delete it, and treat a machine that has "
+                "loaded it as lost.",
+                (*facts, *(Evidence("import", n, "", "opcodes") for n in pickled.dangerous[:10])),
+            )
+    beyond = [p for p in listed if p.beyond_tensors and not _is_side_pickle(p.file)]
+    if beyond:
+        names = ", ".join(beyond[0].beyond_tensors[:3])
+        return Fired(
+            f"Loading {beyond[0].file} would import {names}, which tensors have no need of: "
+            "torch.load refuses it with weights_only, and without that their code runs.",
+            "Convert to safetensors on a machine that may be lost.",
+            (
+                *facts,
+                *(Evidence("import", n, "", "opcodes") for n in beyond[0].beyond_tensors[:10]),
+            ),
+            Severity.warning,
+        )
+    unread = [p for p in listed if p.reason is not None]
+    if unread:
+        return NotEvaluable(tuple(f"all opcodes of {p.file} ({p.reason})" for p in unread[:3]))
+    return Clear(facts)
+
+
+def _is_side_pickle(file: str) -> bool:
+    """Training state beside the weights: engines do not load it."""
+    return file.replace("\\", "/").rpartition("/")[2].startswith(NOT_WEIGHTS)
+
+
 def _remote_code(subject: Subject) -> Verdict:
     files = subject.model.files
     named: list[str] = []
@@ -309,5 +351,17 @@ RULES = (
         source="vllm 0.32: config/model.py, _get_and_verify_dtype",
         example="BF16 tensors under dtype float16",
         check=_stored_dtype,
+    ),
+    Rule(
+        id="A128",
+        title="What pickled files would import",
+        severity=Severity.error,
+        category="safety",
+        why="A pickle names the functions that loading it calls. Tensors need a handful of "
+        "torch's; os.system, eval or getattr mean that the file is an attack.",
+        fix="Delete the file; take safetensors from a source that you trust.",
+        source="Python pickle opcodes; torch 2.13 weights_only unpickler",
+        example="pytorch_model.bin whose opcodes import posix.system",
+        check=_pickle_imports,
     ),
 )

@@ -2,7 +2,8 @@
 
 Holds the table only: a new rule is a `Rule` in the module of its concern. Ids are for ever; the
 tens group them: 00 attention, 02 positions, 04 feed-forward, 05 norms, 06 parallelism, 08
-quantisation, 10 tokenizer, 12 checkpoint, 14 fit.
+quantisation, 10 tokenizer, 12 checkpoint, 14 fit, 15 the
+weights themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ullage.audit import (
     rope_keys,
     tensors,
     tokenizer,
+    weights,
+    weights_layers,
 )
 from ullage.audit.rule import Rule
 from ullage.errors import BadUsage
@@ -39,6 +42,8 @@ RULES: tuple[Rule, ...] = tuple(
             *fit.RULES,
             *quantization.RULES,
             *quantized_cuts.RULES,
+            *weights.RULES,
+            *weights_layers.RULES,
         ),
         key=lambda rule: rule.id,
     )

@@ -30,6 +30,8 @@ from ullage.findings.finding import Evidence
 
 if TYPE_CHECKING:
     from ullage.anatomy.compare import Comparison
+    from ullage.anatomy.pickles import PickleImports
+    from ullage.deep.readings import DeepScan
     from ullage.planning.ledger import Ledger
 
 NESTED_TEXT_KEYS = (
@@ -56,6 +58,8 @@ class Subject:
     `comparison` sets the headers against the spec, None without headers.
     `brackets` are the same subject with the specs that bracket what is not understood, empty when
     everything is: a verdict only stands when it holds for them too.
+    `deep` is what reading every tensor found, None unless asked for. `pickles` list what pickled
+    files of the directory would import, None where they were not looked at.
     `gpus` None: no hardware was named. `ledger` None: none could be made; `no_ledger` says why.
     """
 
@@ -70,6 +74,8 @@ class Subject:
     feed_forwards: tuple[tuple[FeedForward | Dense, Layers], ...]
     comparison: Comparison | None = None
     brackets: tuple[Subject, ...] = ()
+    deep: DeepScan | None = None
+    pickles: tuple[PickleImports, ...] | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -187,6 +193,8 @@ def subject_of(
     gpus: Gpus | None = None,
     ledger: Ledger | None = None,
     no_ledger: str = "",
+    deep: DeepScan | None = None,
+    pickles: tuple[PickleImports, ...] | None = None,
 ) -> Subject:
     """The Subject of one model on one deployment."""
     anatomy, checkpoint = model.anatomy, model.checkpoint
@@ -202,6 +210,9 @@ def subject_of(
         if spec is not anatomy.spec
     )  # fmt: skip
     subject = _with_spec(model, deployment, gpus, ledger, no_ledger, comparison)
+    if deep is not None or pickles is not None:
+        brackets = tuple(replace(other, deep=deep, pickles=pickles) for other in brackets)
+        subject = replace(subject, deep=deep, pickles=pickles)
     return replace(subject, brackets=brackets) if brackets else subject
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ullage.anatomy import Model, load
 from ullage.audit import audit, choose, prepare
 from ullage.audit.subject import Subject
+from ullage.cli.deep import add_deep_arguments, deep_scan
 from ullage.cli.flags import (
     add_deployment_arguments,
     add_model_argument,
@@ -20,6 +21,7 @@ from ullage.cli.flags import (
     gpus_from,
     sizes_given,
 )
+from ullage.deep.readings import deep_document
 from ullage.findings.finding import Finding, Severity, worst
 from ullage.findings.json import counts_document, finding_document
 
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the clear rules with their evidence"
     )
+    add_deep_arguments(parser)
     add_deployment_arguments(parser)
 
 
@@ -51,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     rules = choose(_ids(args.select), _ids(args.ignore))
     deployment, gpus = deployment_from(args), gpus_from(args)
     model = load(args.model)
-    subject, choice = prepare(model, deployment, gpus, choose_sizes=not sizes_given(args))
+    deep = deep_scan(model, args)
+    subject, choice = prepare(
+        model, deployment, gpus, choose_sizes=not sizes_given(args), deep=deep
+    )
     findings = audit(subject, rules)
     if args.output == "json":
         json.dump(document(args.model, subject, findings, choice), sys.stdout, allow_nan=False)
@@ -95,6 +101,7 @@ def document(
             for unknown in anatomy.spec.unknowns
         ],
         "unread": list(anatomy.unread),
+        **({} if subject.deep is None else {"deep": deep_document(subject.deep)}),
     }
 
 
