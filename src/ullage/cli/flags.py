@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from ullage.costs.deployment import Deployment, Parallel
 from ullage.costs.hardware import Gpus, parse_gpus
+from ullage.launch.values import parse_integer
 
 MAX_INTEGER = 2**63 - 1
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
-SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-BINARY_SUFFIXES = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 AUTO = -1
 """What vLLM writes for `--max-model-len auto`: the longest that the KV memory holds."""
 
@@ -112,23 +111,6 @@ def deployment_from(args: argparse.Namespace) -> Deployment:
         enable_prefix_caching=args.enable_prefix_caching,
         async_scheduling=args.async_scheduling,
     )
-
-
-def parse_integer(text: str) -> int:
-    """An integer as vLLM 0.32 reads one: `8192`, `8k` (decimal), `8K` (binary), `25.6g`.
-
-    Raises ValueError. vLLM refuses a fraction before a binary suffix, and so do we
-    (vllm/utils/argparse_utils.py, human_readable_int).
-    """
-    text = text.strip()
-    number, suffix = text[:-1], text[-1:]
-    if suffix in BINARY_SUFFIXES and suffix:
-        return int(number) * BINARY_SUFFIXES[suffix]
-    if suffix in SUFFIXES and suffix:
-        if not number.replace(".", "", 1).isdecimal():
-            raise ValueError(text)
-        return int(float(number) * SUFFIXES[suffix])
-    return int(text)
 
 
 def _count(least: int = 1) -> Callable[[str], int]:

@@ -39,6 +39,7 @@ class Finding:
 
     `missing` names what was lacking when the state is `not_evaluable`, and is empty otherwise.
     `cause` and `remedy` are whole sentences, empty unless fired.
+    `accepted`: it fired, and a baseline says that this is known (see `baseline.py`).
     """
 
     id: str
@@ -49,6 +50,7 @@ class Finding:
     cause: str = ""
     remedy: str = ""
     missing: tuple[str, ...] = ()
+    accepted: bool = False
 
     def __post_init__(self) -> None:
         assert (self.state == "not_evaluable") == bool(self.missing), (
@@ -57,5 +59,7 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Severity | None:
-    """The highest severity among the fired findings, or None when nothing fired."""
-    return max((f.severity for f in findings if f.state == "fired"), default=None)
+    """The highest severity that fired and was not accepted, or None when nothing did."""
+    return max(
+        (f.severity for f in findings if f.state == "fired" and not f.accepted), default=None
+    )

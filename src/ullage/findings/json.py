@@ -27,7 +27,7 @@ def evidence_document(evidence: Evidence) -> dict[str, object]:
 
 
 def finding_document(finding: Finding) -> dict[str, object]:
-    """{id, title, severity, state, evidence[], cause, remedy, missing[]}."""
+    """{id, title, severity, state, evidence[], cause, remedy, missing[], accepted}."""
     return {
         "id": finding.id,
         "title": finding.title,
@@ -37,14 +37,19 @@ def finding_document(finding: Finding) -> dict[str, object]:
         "cause": finding.cause,
         "remedy": finding.remedy,
         "missing": list(finding.missing),
+        "accepted": finding.accepted,
     }
 
 
 def counts_document(findings: Sequence[Finding]) -> dict[str, int]:
-    """How many findings are in each state, and how many fired by severity."""
+    """How many findings are in each state, how many fired by severity, how many are accepted.
+
+    Accepted ones count among `fired` and among their severity.
+    """
     counts = {state: sum(1 for f in findings if f.state == state) for state in STATES}
     for severity in sorted(Severity, reverse=True):
         counts[severity.name] = sum(
             1 for f in findings if f.state == "fired" and f.severity == severity
         )
+    counts["accepted"] = sum(1 for f in findings if f.accepted)
     return counts

@@ -24,7 +24,8 @@ def lines(
     with what they were judged on.
     """
     width = max(width, NARROWEST)
-    fired = [f for f in findings if f.state == "fired"]
+    fired = [f for f in findings if f.state == "fired" and not f.accepted]
+    accepted = [f for f in findings if f.accepted]
     open_ones = [f for f in findings if f.state == "not_evaluable"]
     clear = [f for f in findings if f.state == "clear"]
     for finding in sorted(fired, key=lambda f: (-f.severity, f.id)):
@@ -32,6 +33,12 @@ def lines(
         yield from ((text, "plain") for text in _paragraph(finding.cause, width))
         yield from ((text, "plain") for text in _paragraph(finding.remedy, width, "→ "))
         yield from ((text, "dim") for text in _evidence(finding.evidence, width))
+        yield "", "plain"
+    if accepted:
+        yield f"Accepted by the baseline ({len(accepted)}):", "plain"
+        for finding in accepted:
+            yield f"{INDENT}{finding.severity.name:<7} {finding.id}  {finding.title}", "dim"
+            yield from ((text, "dim") for text in _paragraph(finding.cause, width))
         yield "", "plain"
     if open_ones:
         yield f"Not evaluated ({len(open_ones)}):", "plain"
@@ -55,9 +62,14 @@ def summary(findings: Sequence[Finding]) -> str:
     """`1 error, 2 warnings, 1 info; 30 clear; 4 not evaluated`."""
     parts = []
     for name in ("error", "warning", "info"):
-        number = sum(1 for f in findings if f.state == "fired" and f.severity.name == name)
+        number = sum(
+            1 for f in findings if f.state == "fired" and not f.accepted and f.severity.name == name
+        )
         if number:
             parts.append(f"{number} {name}{'s' if number > 1 and name != 'info' else ''}")
+    accepted = sum(1 for f in findings if f.accepted)
+    if accepted:
+        parts.append(f"{accepted} accepted")
     clear = sum(1 for f in findings if f.state == "clear")
     unknown = sum(1 for f in findings if f.state == "not_evaluable")
     return f"{', '.join(parts) or 'Nothing fired'}; {clear} clear; {unknown} not evaluated"
