@@ -26,7 +26,8 @@ def ask_vllm(python: Path, oracle: Path, questions: list[dict]) -> Iterator[dict
                 for line in oracle_run.stdout:
                     if line.startswith("{"):
                         yield json.loads(line)
-            finally:
+            except GeneratorExit:  # nobody wants the rest
                 oracle_run.terminate()
+                raise
         log.seek(0)
         assert oracle_run.returncode == 0, log.read()[-3000:]

@@ -29,6 +29,7 @@ BEYOND_SIZING = (
     "is supported only for CUDA",
     "Sparse Attention is not supported on CPU",
     "_OpNamespace",
+    "'_lib_fn_wrapper' object has no attribute",
     "No module named",
     "does not dispatch through the Transformers attention interface",
     "module 'triton' has no attribute",
