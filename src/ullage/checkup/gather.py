@@ -107,24 +107,24 @@ def gather(options: Options, progress: Progress) -> Evidence:
     progress("reading the model")
     model = load(options.model)
     ledger, choice, no_ledger = _ledger(options, model)
-    subject = subject_of(
-        model, _audited(options), gpus=options.gpus, ledger=ledger, no_ledger=no_ledger
-    )
+    judged = _audited(options) if ledger is None else ledger.deployment
+    subject = subject_of(model, judged, gpus=options.gpus, ledger=ledger, no_ledger=no_ledger)
     findings = audit(subject)
     planned = audit(subject_of(model, options.deployment, no_ledger=no_ledger))
-    machine, engine, seen, reason = None, None, None, None
-    if options.on_this_machine:
+    machine, engine, seen, reason = None, None, None, _nothing_to_run(options, model)
+    if reason is None and options.on_this_machine:
         progress("measuring this machine")
         machine = measure_machine()
-    try:
-        engine, seen = _run(options, model, progress)
-    except (EngineDidNotStart, RunFailed, Unreachable) as error:
-        reason = str(error)
+    if reason is None:
+        try:
+            engine, seen = _run(options, model, progress)
+        except (EngineDidNotStart, RunFailed, Unreachable) as error:
+            reason = str(error)
     return Evidence(
         options=options,
         model=model,
         findings=findings,
-        audited_for=_audited(options),
+        audited_for=judged,
         refusals=tuple(f for f in planned if f.state == "fired" and f.severity == Severity.error),
         machine=machine,
         engine=engine,
@@ -136,6 +136,13 @@ def gather(options: Options, progress: Progress) -> Evidence:
         not_run=reason,
         wall_s=time.perf_counter() - begin,
     )
+
+
+def _nothing_to_run(options: Options, model: Model) -> str | None:
+    """Why the embedded engine need not be started at all, or None."""
+    if options.engine_url is None and model.checkpoint is None:
+        return "there are no weights beside the configuration"
+    return None
 
 
 def _audited(options: Options) -> Deployment:

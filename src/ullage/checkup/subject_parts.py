@@ -69,7 +69,7 @@ def audit_part(evidence: Evidence) -> dict[str, Any]:
     return {
         "judged_for": f"{deployment.engine} {deployment.engine_version} on {deployment.platform}",
         "hint": ""
-        if deployment == evidence.options.deployment
+        if deployment.engine == evidence.options.deployment.engine
         else "Name a device with --gpu to judge the model for vLLM on it.",
         "findings": [finding_document(finding) for finding in evidence.findings],
         "counts": counts_document(evidence.findings),

@@ -47,7 +47,7 @@ def seconds(value: float, digits: int = 3) -> str:
 
 
 def count(value: float) -> str:
-    return f"{value:,.0f}"
+    return f"{value:,.0f}".replace("-", MINUS)
 
 
 def large_count(value: float) -> str:
