@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from audit_pool import OWN, config_of, side_files, write_directory, write_whole
+from deep_models import fill
 
 from ullage.audit import RULES
 from ullage.cli.main import main
@@ -114,10 +115,14 @@ def test_what_is_not_understood_is_said_and_never_clear(tmp_path, capsys):
 
 
 def test_a_whole_directory_evaluates_all_but_the_hardware(tmp_path, capsys):
-    _, made = document(capsys, str(write_whole(tmp_path, config_of("llama"))), "--gpu", "H100")
+    place = write_whole(tmp_path, config_of("llama"))
+    fill(place / "model.safetensors")
+    _, made = document(capsys, str(place), "--gpu", "H100", "--deep")
     open_rules = {f["id"]: f["missing"] for f in made["findings"] if f["state"] == "not_evaluable"}
     assert open_rules == {}
     assert made["counts"]["clear"] == len(RULES)
+    sums = {tensor["sum64"] for tensor in made["deep"]["tensors"]}
+    assert made["deep"]["num_bytes"] > 0 and all(len(text) == 16 for text in sums)
 
 
 @pytest.mark.parametrize(
