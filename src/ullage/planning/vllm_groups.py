@@ -93,8 +93,8 @@ def bytes_per_block(groups: Sequence[Group], *, block_outermost: bool) -> int:
 def _one_group(pages: Sequence[Page]) -> bool:
     """Whether all layers share one block table. Raises Ungroupable where vLLM's check raises."""
     if pages[0].kind == "full" and all(page.kind in FULL for page in pages):
-        bounds = {page.bound for page in pages if page.bound}
-        if len(bounds) > 1:
+        bounds = {page.bound for page in pages}
+        if sum(b > 0 for b in bounds) > 1 or sum(b < 0 for b in bounds) > 1:
             raise Ungroupable("full attention with windows of several sizes cannot share a group")
     return _mergeable(pages) or _uniform(pages)
 
@@ -146,6 +146,15 @@ def _uniform(pages: Sequence[Page]) -> bool:
             return all(p.kind == kind and p.bound == first.bound for p in distinct)
 
 
+def _in_full(page: Page, block: int, local: tuple[str, ...]) -> Page:
+    """A local layer's page kept for all tokens; a chunk's bound turns negative, since windows and
+    chunks of one size are still not alike."""
+    if page.kind not in local:
+        return page
+    bound = -page.bound if page.kind == "chunk" else page.bound
+    return replace(page, kind="full", block_size=block or page.block_size, bound=bound)
+
+
 def _promote(slots: Sequence[Slot]) -> list[Slot]:
     """Windowed and chunked layers kept in full, as without the hybrid cache manager."""
     pages = [slot.page for slot in slots]
@@ -154,14 +163,7 @@ def _promote(slots: Sequence[Slot]) -> list[Slot]:
     full_blocks = {page.block_size for page in pages if page.kind in FULL}
     block = full_blocks.pop() if len(full_blocks) == 1 else 0
     local = ("window", "chunk") if any(page.kind in FULL for page in pages) else ()
-    promoted = [
-        replace(
-            slot, page=replace(slot.page, kind="full", block_size=block or slot.page.block_size)
-        )
-        if slot.page.kind in local
-        else slot
-        for slot in slots
-    ]
+    promoted = [replace(slot, page=_in_full(slot.page, block, local)) for slot in slots]
     if not _uniform([slot.page for slot in promoted]):
         raise Ungroupable("local attention layers cannot be kept as full attention here")
     return promoted
