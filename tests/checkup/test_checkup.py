@@ -24,7 +24,7 @@ from ullage.cli.main import main
 
 pytest.importorskip("transformers")
 
-SHORT = ["--requests", "6", "--duration", "4", "--max-model-len", "160"]
+SHORT = ["--requests", "6", "--duration", "4", "--max-model-len", "480"]
 # 2 (K and V) × layers × KV heads × head_dim × 4 bytes, by hand from the configuration.
 KV_BYTES_PER_TOKEN = (
     2
@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
     """A tiny model only loses time to threads that wait for each other on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(measure, "GROWTH_OUTPUT", 72)
+        patch.setattr(measure, "GROWTH_BUDGET_S", 4.0)
         patch.setattr(machine, "BUDGET_S", 0.5)
         yield
 
@@ -103,8 +103,8 @@ def test_the_ledger_adds_up_to_the_byte(document: dict[str, Any]) -> None:
     rows = {row["name"]: row["bytes"] for row in ledger["rows"]}
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     assert ledger["total_bytes"] == int(meminfo.split()[1]) * 1024
-    # Two sequences of 160 tokens and a block of 16 each, at the price of a token by hand.
-    assert rows["KV cache"] == 2 * (160 + 16) * KV_BYTES_PER_TOKEN
+    # Two sequences of 480 tokens and a block of 16 each, at the price of a token by hand.
+    assert rows["KV cache"] == 2 * (480 + 16) * KV_BYTES_PER_TOKEN
 
 
 def test_kv_grows_as_predicted_and_both_are_right(document: dict[str, Any]) -> None:

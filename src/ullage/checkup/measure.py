@@ -20,7 +20,7 @@ from ullage.checkup.load import (
 )
 from ullage.checkup.metrics import Sample, Sampler, Series
 from ullage.checkup.prompts import PromptSource, make_prompt, passage, random_ids
-from ullage.checkup.summary import decode_rate
+from ullage.checkup.summary import decode_rate, output_tokens
 from ullage.checkup.trace import Rates, Workload, recorded_rows, scale_to_machine
 
 Progress = Callable[[str], None]
@@ -31,6 +31,7 @@ GROWTH_PROMPT, GROWTH_OUTPUT = 24, 160
 BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 8, 32, 24
 # One experiment may not eat the others' time on a slow machine.
 GROWTH_BUDGET_S = 14.0
+GROWTH_LEAST_S = 3.0
 PREFILL_BUDGET_S = 12.0
 FAST_S, SLOW_S = 0.03, 0.25
 
@@ -176,28 +177,45 @@ async def _measure_prefill(
 async def _measure_growth(target: Target, prompts: PromptSource, plan: Plan) -> Growth:
     """Generate with one sequence while looking at the KV cache as often as is polite."""
     prompt = max(1, min(GROWTH_PROMPT, plan.max_model_len // 4))
-    # Two rises must be seen for a slope: four blocks make sure of them.
-    output = max(GROWTH_OUTPUT, 4 * (plan.block_size or 0))
-    output = min(output, plan.max_model_len - prompt)
-    trial = await _alone(target, _planned(prompts, 0.0, prompt, 6, seed=3), "a short answer")
-    gaps = trial.inter_token_s
-    if gaps:
-        output = max(8, min(output, int(GROWTH_BUDGET_S / max(1e-6, statistics.median(gaps)))))
-        output = min(output, plan.max_model_len - prompt)
+    request = _planned(prompts, 0.0, prompt, min(8, plan.max_model_len - prompt), seed=3)
+    rate = _lone_rate(await _alone(target, request, "a short answer"))
+    output = _growth_output(rate, plan.block_size)
+    output = max(1, min(output, plan.max_model_len - prompt))
     async with Sampler(target, interval_s=FAST_S) as sampler:
         request = _planned(prompts, 0.0, prompt, output, seed=4)
         result = await _alone(target, request, "the growing sequence")
     prompt = result.prompt_tokens or prompt
-    gaps = result.inter_token_s
-    if not gaps:
+    rate = _lone_rate(result)
+    if rate is None:
         raise RunFailed(
             "the growing sequence gave one token only, so nothing can be said of decoding"
         )
     return Growth(
         points=_growth_points(sampler.series, prompt, result),
-        tokens_per_s=1.0 / statistics.median(gaps),
-        mean_context=prompt + len(result.event_times_s) / 2,
+        tokens_per_s=rate,
+        mean_context=prompt + output_tokens(result) / 2,
     )
+
+
+def _growth_output(rate: float | None, block_size: int | None) -> int:
+    """How many tokens to grow by: long enough to be sampled, short enough for the budget.
+
+    Two rises must be seen for a slope; four blocks make sure of them.
+    """
+    wanted = max(GROWTH_OUTPUT, 4 * (block_size or 0))
+    if rate is None:
+        return wanted
+    return max(8, min(max(wanted, int(GROWTH_LEAST_S * rate)), int(GROWTH_BUDGET_S * rate)))
+
+
+def _lone_rate(result: RequestResult) -> float | None:
+    """Tokens per second after the first, over the whole answer; None for a single token.
+
+    The whole and not a median gap: a busy client takes in several events at once.
+    """
+    span_s = result.event_times_s[-1] - result.event_times_s[0]
+    tokens = output_tokens(result) - 1
+    return tokens / span_s if tokens > 0 and span_s > 0 else None
 
 
 def _growth_points(
