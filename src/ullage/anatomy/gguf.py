@@ -79,6 +79,23 @@ def read_gguf(file: Path) -> GgufHeader:
     return header
 
 
+def gguf_header_bytes(file: Path) -> int | None:
+    """Where the header ends, when `file` holds only a GGUF file's beginning; None if not all of it.
+
+    Raises MalformedCheckpoint when what is there is wrong, however the file goes on.
+    """
+    with _mapped(file) as cursor:
+        try:
+            _read_header(cursor)
+        except _Truncated:
+            return None
+        return cursor.position
+
+
+class _Truncated(ValueError):
+    """The bytes that the header claims go on behind the end of the file."""
+
+
 def read_gguf_array(header: GgufHeader, key: str) -> tuple[int | float | bool | str, ...]:
     """The elements of the array `key`, such as `tokenizer.ggml.tokens`.
 
@@ -136,7 +153,7 @@ class _Cursor:
         """Raises ValueError: `needed` bytes do not lie between the position and the end."""
         if self.end < self.file_bytes:
             raise ValueError(f"the header is longer than {MAX_HEADER_BYTES} bytes")
-        raise ValueError(
+        raise _Truncated(
             f"{needed} bytes are claimed at byte {self.position}, the file ends at {self.end}"
         )
 
@@ -256,10 +273,13 @@ def _read_header(cursor: _Cursor) -> GgufHeader:
     version = _read_version(cursor)
     num_tensors, num_keys = cursor.u64(), cursor.u64()
     # The shortest tensor entry takes 24 bytes, the shortest key-value 13.
-    if num_tensors > MAX_TENSORS or num_tensors * 24 > cursor.left():
-        raise ValueError(f"{num_tensors} tensors are claimed in {cursor.file_bytes} bytes")
-    if num_keys > MAX_METADATA_KEYS or num_keys * 13 > cursor.left():
-        raise ValueError(f"{num_keys} metadata keys are claimed in {cursor.file_bytes} bytes")
+    for number, most, least_bytes, what in (
+        (num_tensors, MAX_TENSORS, 24, "tensors"),
+        (num_keys, MAX_METADATA_KEYS, 13, "metadata keys"),
+    ):
+        if number > most or number * least_bytes > cursor.left():
+            kind = ValueError if number > most else _Truncated
+            raise kind(f"{number} {what} are claimed in {cursor.file_bytes} bytes")
     metadata = _read_metadata(cursor, num_keys)
     alignment = _alignment(metadata)
     cursor.field = "tensor list"

@@ -98,6 +98,25 @@ def gguf_index(
     )
 
 
+def parts_of_split(name: str, names: Iterable[str]) -> list[str]:
+    """Of `names`, the parts of the split GGUF model that `name` is one of; else `name` alone."""
+    found = _SPLIT_GGUF.fullmatch(name)
+    if found is None:
+        return [name]
+    parts = (_SPLIT_GGUF.fullmatch(other) for other in sorted(names))
+    return [p[0] for p in parts if p is not None and (p[1], p[3]) == (found[1], found[3])]
+
+
+def is_consolidated(name: str) -> bool:
+    """Whether a file is of Mistral's own layout, which repeats other files' weights."""
+    return _CONSOLIDATED.fullmatch(name) is not None
+
+
+def is_adapter_or_projector(name: str) -> bool:
+    """Whether a weight file is not the model itself."""
+    return _NOT_THE_MODEL.fullmatch(name) is not None
+
+
 def _check_split(header: GgufHeader, number: int, count: int) -> None:
     said = (header.metadata.get("split.no", number), header.metadata.get("split.count", count))
     if header.metadata.get("split.count", 0) == 0:  # an unsplit file may say 0 of 0

@@ -34,8 +34,12 @@ def add_deep_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def deep_scan(model: Model, args: argparse.Namespace) -> DeepScan | None:
+def deep_scan(
+    model: Model, args: argparse.Namespace, *, headers_only: bool = False
+) -> DeepScan | None:
     """What `--deep` reads of `model`; None without the flag.
+
+    `headers_only`: behind its headers the model's files are empty.
 
     Raises BadUsage when there is nothing to read, or numpy is not installed.
     """
@@ -43,6 +47,12 @@ def deep_scan(model: Model, args: argparse.Namespace) -> DeepScan | None:
         if args.deep_jobs is not None:
             raise BadUsage("given without --deep", file="--deep-jobs")
         return None
+    if headers_only:
+        raise BadUsage(
+            "of a hub's model only the headers are fetched, so there are no tensors to read",
+            file="--deep",
+            expected="a downloaded model",
+        )
     index = model.checkpoint
     if index is None or not index.has_headers:
         raise BadUsage(

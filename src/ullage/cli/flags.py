@@ -19,12 +19,14 @@ AUTO = -1
 """What vLLM writes for `--max-model-len auto`: the longest that the KV memory holds."""
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """The positional MODEL."""
+def add_model_argument(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """The positional MODEL; None without it where it is `optional`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a directory, a JSON file holding a configuration, a GGUF or a safetensors file",
+        nargs="?" if optional else None,
+        help="a directory, a JSON file holding a configuration, a GGUF or a safetensors file, "
+        "or a hub id (ORG/NAME[@revision]), of which only headers are read",
     )
 
 

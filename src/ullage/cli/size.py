@@ -10,6 +10,7 @@ import json
 import sys
 
 from ullage.anatomy import load
+from ullage.anatomy.hub import locate
 from ullage.cli.flags import (
     add_deployment_arguments,
     add_model_argument,
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Size and print. Not fitting is an answer: returns 0."""
     gpus = gpus_from(args)
     document = size_document(
-        load(args.model),
+        load(locate(args.model).path),
         deployment_from(args),
         gpus,
         name=args.model,
