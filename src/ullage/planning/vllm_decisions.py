@@ -27,16 +27,6 @@ Usage = Literal["server", "library"]
 """Defaults of the limits differ between `vllm serve` and the LLM class."""
 
 GIB = 2**30
-COMPUTE_CAPABILITY = {
-    "A100-80": (8, 0),
-    "L40S": (8, 9),
-    "RTX-4090": (8, 9),
-    "H100-SXM": (9, 0),
-    "H200": (9, 0),
-    "B200": (10, 0),
-}
-"""By the names of hardware.toml (NVIDIA's table of CUDA GPUs)."""
-
 UNSAID_LENGTH = 2048
 SCALED_IN_CONFIG = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of RoPE scaling whose factor the configured maximum length already includes."""
@@ -247,7 +237,7 @@ class _Deciding:
                 "no GPU was named: defaults that depend on it are those of a Hopper with 80 GB"
             )
             return ASSUMED_CAPABILITY
-        known = COMPUTE_CAPABILITY.get(self.hardware.name)
+        known = self.hardware.compute_capability
         if known is None:
             self.warnings.append(
                 f"the attention kernels of {self.hardware.name} are not reproduced: block size "
