@@ -23,6 +23,7 @@ from audit_pool import (
     write_whole,
 )
 from deep_models import copy_layer, copy_row, filled, put_at, with_pickle, with_scales
+from launch_cases import LAUNCH_RULES, File
 
 from ullage.costs.deployment import Deployment, Parallel
 
@@ -37,6 +38,7 @@ class Fires:
 
     `build` writes the model's directory itself (given a place and the changed configuration);
     without it the directory holds config.json and the shared quantisation side file, if any.
+    `launch` is the deployment file, whose settings then make the deployment.
     """
 
     names: tuple[str, ...]
@@ -46,6 +48,7 @@ class Fires:
     build: Callable[[Path, Config], Path] | None = None
     severity: str | None = None
     says: str = ""
+    launch: File | None = None
 
     def write(self, place: Path, name: str) -> Path:
         config = changed(name, self.change)
@@ -62,6 +65,7 @@ class Case:
     pool: Pool = "plain"
     deployment: Deployment = DEFAULT
     gpu: str | None = None
+    launch: File | None = None
     leave_out: tuple[str, ...] = field(default=())
 
 
@@ -192,6 +196,13 @@ def store(name: str, *shape: int) -> Callable[[Tensors], None]:
 UP = "model.layers.1.mlp.up_proj.weight"
 
 CASES: dict[str, Case] = {
+    rule_id: Case(
+        tuple(Fires(**{"names": LLAMA, **fires}) for fires in fires_of),
+        pool=pool,
+        launch=clear,
+    )
+    for rule_id, (fires_of, pool, clear) in LAUNCH_RULES.items()
+} | {
     "A001": Case((Fires(LLAMA, put(head_dim=96), says="factor of"),)),
     "A002": Case(
         (

@@ -10,6 +10,7 @@ import sys
 import pytest
 from audit_pool import OWN, config_of, side_files, write_directory, write_whole
 from deep_models import fill
+from launch_cases import SOUND_POD
 
 from ullage.audit import RULES
 from ullage.cli.main import main
@@ -37,6 +38,7 @@ def test_the_document_has_the_promised_keys(capsys):
     for finding in made["findings"]:
         assert set(finding) == {
             "id", "title", "severity", "state", "evidence", "cause", "remedy", "missing",
+            "accepted",
         }  # fmt: skip
         assert finding["state"] in ("fired", "clear", "not_evaluable")
         assert bool(finding["missing"]) == (finding["state"] == "not_evaluable")
@@ -117,7 +119,10 @@ def test_what_is_not_understood_is_said_and_never_clear(tmp_path, capsys):
 def test_a_whole_directory_evaluates_all_but_the_hardware(tmp_path, capsys):
     place = write_whole(tmp_path, config_of("llama"))
     fill(place / "model.safetensors")
-    _, made = document(capsys, str(place), "--gpu", "H100", "--deep")
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(SOUND_POD)
+    arguments = ("--gpu", "H100", "--deep", "--deployment", str(manifest))
+    _, made = document(capsys, str(place), *arguments)
     open_rules = {f["id"]: f["missing"] for f in made["findings"] if f["state"] == "not_evaluable"}
     assert open_rules == {}
     assert made["counts"]["clear"] == len(RULES)

@@ -19,6 +19,7 @@ from audit_pool import (
     write_whole,
 )
 from deep_models import deep_of, filled
+from launch_cases import started
 from rule_cases import CASES, Case, Fires
 
 from ullage.anatomy import load
@@ -48,7 +49,8 @@ def test_the_mutation_fires(rule_id: str, fires: Fires, name: str, tmp_path: Pat
     deep = deep_of(place) if CASES[rule_id].pool == "deep" else None
     gpus = parse_gpus(fires.gpu) if fires.gpu else None
     rule = find_rule(rule_id)
-    finding = judge(rule, prepare(model, fires.deployment, gpus, deep=deep)[0])
+    launch, deployment = started(fires.launch, fires.deployment, tmp_path)
+    finding = judge(rule, prepare(model, deployment, gpus, deep=deep, launch=launch)[0])
     assert finding.state == "fired", finding
     assert finding.severity.name == (fires.severity or rule.severity.name)
     assert fires.says in finding.cause
@@ -80,13 +82,17 @@ POOLS = {"dressed": _dressed, "whole": _whole, "deep": _filled}
 
 def _pool(case: Case, root: Path) -> list[tuple[str, Subject]]:
     gpus = parse_gpus(case.gpu) if case.gpu else None
+    launch, deployment = started(case.launch, case.deployment, root)
     if case.pool == "plain":
         models = [(name, plain_model(name)) for name in [*own_names(), *shared_names()]]
     else:
         places = POOLS[case.pool](root / case.pool)
         models = [(place.name, _load(place)) for place in places]
     return [
-        (name, prepare(model, case.deployment, gpus, deep=_deep(case, root, name))[0])
+        (
+            name,
+            prepare(model, deployment, gpus, deep=_deep(case, root, name), launch=launch)[0],
+        )
         for name, model in models
         if name not in case.leave_out
     ]

@@ -6,6 +6,7 @@ audit without any starts faster.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ullage.anatomy import Model
@@ -14,10 +15,12 @@ from ullage.audit.subject import Subject, subject_of
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus
 from ullage.errors import BadInput
+from ullage.launch.open_values import OpenValue, known_or_none
 
 if TYPE_CHECKING:
     from ullage.anatomy.pickles import PickleImports
     from ullage.deep.readings import DeepScan
+    from ullage.launch.launch import Launch
 
 
 def prepare(
@@ -27,26 +30,32 @@ def prepare(
     *,
     choose_sizes: bool = False,
     deep: DeepScan | None = None,
+    launch: Launch | None = None,
 ) -> tuple[Subject, str]:
     """The Subject, and how its parallel sizes were chosen ("" when they were given).
 
     With `choose_sizes`, N named devices and no sizes become tensor-parallel ranks as `ullage size`
     chooses them. A ledger that cannot be made leaves the memory rules not evaluable, with the
-    reason. `deep` is what reading every tensor found.
+    reason. `deep` is what reading every tensor found. `launch` is the command that `deployment`
+    was read from: where it hides a value, or sets what no ledger counts, there is no ledger.
     """
     pickles = _pickles(model)
-    if gpus is None and deployment.kv_cache_memory_bytes is None:
-        return subject_of(model, deployment, deep=deep, pickles=pickles), ""
+    if gpus is None and known_or_none(deployment, "kv_cache_memory_bytes") is None:
+        return subject_of(model, deployment, deep=deep, pickles=pickles, launch=launch), ""
     from ullage.planning.ledger import build_ledger
     from ullage.planning.parallel_sizes import spread
 
     choice = ""
-    if choose_sizes and gpus is not None and gpus.count > 1:
-        deployment, choice = spread(model.anatomy.high, deployment, gpus.count)
+    ledger, no_ledger = None, "" if launch is None else _uncounted(model, launch)
     try:
-        ledger, no_ledger = build_ledger(model.anatomy, deployment, gpus), ""
+        if choose_sizes and gpus is not None and gpus.count > 1:
+            deployment, choice = spread(model.anatomy.high, deployment, gpus.count)
+        if not no_ledger:
+            ledger = build_ledger(model.anatomy, deployment, gpus)
+    except OpenValue as hidden:
+        no_ledger = str(hidden)
     except BadInput as error:
-        ledger, no_ledger = None, f"a memory ledger ({error})"
+        no_ledger = f"a memory ledger ({error})"
     subject = subject_of(
         model,
         deployment,
@@ -55,8 +64,19 @@ def prepare(
         no_ledger=no_ledger,
         deep=deep,
         pickles=pickles,
+        launch=launch,
     )
     return subject, choice
+
+
+def _uncounted(model: Model, launch: Launch) -> str:
+    """Why no ledger stands for this command: flags that change the memory uncounted; "" if none."""
+    from ullage.launch.settings import unpriced
+
+    section = (model.files.config or {}).get("quantization_config")
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
+    flags = unpriced(launch, method if isinstance(method, str) else None)
+    return f"a memory ledger that counts {', '.join(flags)}" if flags else ""
 
 
 def _pickles(model: Model) -> tuple[PickleImports, ...] | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ullage.audit.subject import Subject
 from ullage.findings.finding import Evidence, Finding, Severity
+from ullage.launch.open_values import OpenValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,18 @@ def judge(rule: Rule, subject: Subject) -> Finding:
     """What `rule` says of `subject`.
 
     Where the configuration leaves something open, the verdict must be the same for every spec that
-    it allows; otherwise the rule is not evaluable, for want of the fields that are open.
+    it allows; otherwise the rule is not evaluable, for want of the fields that are open. Nor is it
+    where it needs a flag whose value the deployment file hides.
     """
-    verdict = rule.check(subject)
-    if any(type(rule.check(other)) is not type(verdict) for other in subject.brackets):
-        verdict = NotEvaluable(
-            tuple(dict.fromkeys(unknown.field for unknown in subject.spec.unknowns))
-            or ("what the configuration leaves open",)
-        )
+    try:
+        verdict = rule.check(subject)
+        if any(type(rule.check(other)) is not type(verdict) for other in subject.brackets):
+            verdict = NotEvaluable(
+                tuple(dict.fromkeys(unknown.field for unknown in subject.spec.unknowns))
+                or ("what the configuration leaves open",)
+            )
+    except OpenValue as hidden:
+        verdict = NotEvaluable((str(hidden),))
     if isinstance(verdict, NotEvaluable):
         return Finding(rule.id, rule.title, rule.severity, "not_evaluable", missing=verdict.missing)
     assert verdict.evidence, f"{rule.id}: a rule that was evaluated says on what"

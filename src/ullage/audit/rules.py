@@ -3,7 +3,7 @@
 Holds the table only: a new rule is a `Rule` in the module of its concern. Ids are for ever; the
 tens group them: 00 attention, 02 positions, 04 feed-forward, 05 norms, 06 parallelism, 08
 quantisation, 10 tokenizer, 12 checkpoint, 14 fit, 15 the
-weights themselves.
+weights themselves, 16 and 17 the command that starts the server and what surrounds it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from ullage.audit import (
     checkpoint,
     feed_forward,
     fit,
+    launch_flags,
+    launch_hosts,
+    launch_limits,
     parallel_rules,
     positions,
     quantization,
@@ -44,6 +47,9 @@ RULES: tuple[Rule, ...] = tuple(
             *quantized_cuts.RULES,
             *weights.RULES,
             *weights_layers.RULES,
+            *launch_flags.RULES,
+            *launch_limits.RULES,
+            *launch_hosts.RULES,
         ),
         key=lambda rule: rule.id,
     )

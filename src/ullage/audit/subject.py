@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ullage.anatomy.compare import Comparison
     from ullage.anatomy.pickles import PickleImports
     from ullage.deep.readings import DeepScan
+    from ullage.launch.launch import Launch
     from ullage.planning.ledger import Ledger
 
 NESTED_TEXT_KEYS = (
@@ -60,6 +61,7 @@ class Subject:
     everything is: a verdict only stands when it holds for them too.
     `deep` is what reading every tensor found, None unless asked for. `pickles` list what pickled
     files of the directory would import, None where they were not looked at.
+    `launch` is the command of a deployment file, None without one.
     `gpus` None: no hardware was named. `ledger` None: none could be made; `no_ledger` says why.
     """
 
@@ -76,6 +78,7 @@ class Subject:
     brackets: tuple[Subject, ...] = ()
     deep: DeepScan | None = None
     pickles: tuple[PickleImports, ...] | None = None
+    launch: Launch | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -195,6 +198,7 @@ def subject_of(
     no_ledger: str = "",
     deep: DeepScan | None = None,
     pickles: tuple[PickleImports, ...] | None = None,
+    launch: Launch | None = None,
 ) -> Subject:
     """The Subject of one model on one deployment."""
     anatomy, checkpoint = model.anatomy, model.checkpoint
@@ -210,9 +214,11 @@ def subject_of(
         if spec is not anatomy.spec
     )  # fmt: skip
     subject = _with_spec(model, deployment, gpus, ledger, no_ledger, comparison)
-    if deep is not None or pickles is not None:
-        brackets = tuple(replace(other, deep=deep, pickles=pickles) for other in brackets)
-        subject = replace(subject, deep=deep, pickles=pickles)
+    if deep is not None or pickles is not None or launch is not None:
+        brackets = tuple(
+            replace(other, deep=deep, pickles=pickles, launch=launch) for other in brackets
+        )
+        subject = replace(subject, deep=deep, pickles=pickles, launch=launch)
     return replace(subject, brackets=brackets) if brackets else subject
 
 

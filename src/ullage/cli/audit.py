@@ -1,6 +1,7 @@
 """`ullage audit MODEL`: judge a model and its deployment before launch.
 
-Holds flags, the two forms of output and the exit code; the rules are `ullage.audit`'s.
+Holds flags, the table on a terminal and the exit code; the rules are `ullage.audit`'s, the other
+outputs `audit_outputs.py`'s.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ullage.anatomy import Model, load
+from ullage.anatomy.hub import locate
 from ullage.audit import audit, choose, prepare
-from ullage.audit.subject import Subject
+from ullage.cli.audit_outputs import ci_text, document
 from ullage.cli.deep import add_deep_arguments, deep_scan
+from ullage.cli.deployment_file import add_deployment_file_arguments, chosen_launch, model_path
 from ullage.cli.flags import (
     add_deployment_arguments,
     add_model_argument,
@@ -21,19 +25,18 @@ from ullage.cli.flags import (
     gpus_from,
     sizes_given,
 )
-from ullage.deep.readings import deep_document
+from ullage.findings.baseline import Accepted, accept, read_baseline, write_baseline
 from ullage.findings.finding import Finding, Severity, worst
-from ullage.findings.json import counts_document, finding_document
 
-SCHEMA = "ullage.audit/1"
+OUTPUTS = ("table", "json", "sarif", "junit", "github")
 FAIL_ON = (*(severity.name for severity in sorted(Severity, reverse=True)), "never")
 STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan", "dim": "dim"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `ullage audit`."""
-    add_model_argument(parser)
-    parser.add_argument("--output", choices=("table", "json"), default="table")
+    add_model_argument(parser, optional=True)
+    parser.add_argument("--output", choices=OUTPUTS, default="table")
     parser.add_argument(
         "--fail-on",
         choices=FAIL_ON,
@@ -45,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="list the clear rules with their evidence"
     )
+    parser.add_argument(
+        "--baseline", metavar="FILE", help="accept the findings that it lists: shown, not counted"
+    )
+    parser.add_argument(
+        "--write-baseline", metavar="FILE", help="write what fires now as such a file"
+    )
+    add_deployment_file_arguments(parser)
     add_deep_arguments(parser)
     add_deployment_arguments(parser)
 
@@ -53,63 +63,64 @@ def run(args: argparse.Namespace) -> int:
     """Audit, print, and return 1 when something at or above --fail-on fired, else 0."""
     rules = choose(_ids(args.select), _ids(args.ignore))
     deployment, gpus = deployment_from(args), gpus_from(args)
-    model = load(args.model)
-    deep = deep_scan(model, args)
+    entries = () if args.baseline is None else read_baseline(args.baseline)
+    chosen = chosen_launch(args, deployment)
+    name = model_path(args, chosen)
+    place = locate(name)
+    model = load(place.path)
+    deep = deep_scan(model, args, headers_only=place.headers_only)
     subject, choice = prepare(
-        model, deployment, gpus, choose_sizes=not sizes_given(args), deep=deep
+        model,
+        deployment if chosen is None else chosen.deployment,
+        gpus,
+        choose_sizes=chosen is None and not sizes_given(args),
+        deep=deep,
+        launch=None if chosen is None else chosen.launch,
     )
-    findings = audit(subject, rules)
+    findings, stale = accept(audit(subject, rules), entries)
+    if args.write_baseline is not None:
+        findings = _write_baseline(args.write_baseline, findings)
+    compared = args.baseline is not None or args.write_baseline is not None
     if args.output == "json":
-        json.dump(document(args.model, subject, findings, choice), sys.stdout, allow_nan=False)
+        made = document(name, subject, findings, choice, chosen, stale)
+        json.dump(made, sys.stdout, allow_nan=False)
         print()
+    elif args.output == "table":
+        _print_table(model, findings, choice, stale, verbose=args.verbose)
     else:
-        _print_table(model, findings, choice, verbose=args.verbose)
+        text = ci_text(args.output, name, subject, findings, chosen, compared=compared)
+        sys.stdout.write(text)
+        for line in _stale_notes(stale):
+            print(line, file=sys.stderr)
     gravest = worst(findings)
     if args.fail_on == "never" or gravest is None:
         return 0
     return int(gravest >= Severity[args.fail_on])
 
 
-def document(
-    name: str, subject: Subject, findings: Sequence[Finding], choice: str = ""
-) -> dict[str, object]:
-    """The JSON document of one audit, schema `ullage.audit/1`.
+def _write_baseline(path: str, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Write what fired, say so, and return the findings with all of it accepted."""
+    number = write_baseline(path, findings)
+    print(f"{path}: {number} accepted finding{'s' if number != 1 else ''}", file=sys.stderr)
+    return tuple(replace(f, accepted=True) if f.state == "fired" else f for f in findings)
 
-    `choice` says how parallel sizes were chosen that the user did not give.
-    """
-    anatomy = subject.model.anatomy
-    deployment, parallel = subject.deployment, subject.deployment.parallel
-    return {
-        "schema": SCHEMA,
-        "model": name,
-        "deployment": {
-            "engine": deployment.engine,
-            "engine_version": deployment.engine_version,
-            "platform": deployment.platform,
-            "gpu": None if subject.gpus is None else subject.gpus.hardware.name,
-            "gpus": None if subject.gpus is None else subject.gpus.count,
-            "tensor_parallel_size": parallel.tensor,
-            "pipeline_parallel_size": parallel.pipeline,
-            "data_parallel_size": parallel.data,
-            "enable_expert_parallel": parallel.expert,
-        },
-        "decisions": [choice] if choice else [],
-        "findings": [finding_document(finding) for finding in findings],
-        "counts": counts_document(findings),
-        "unknowns": [
-            {"field": unknown.field, "found": unknown.found, "widens": list(unknown.widens)}
-            for unknown in anatomy.spec.unknowns
-        ],
-        "unread": list(anatomy.unread),
-        **({} if subject.deep is None else {"deep": deep_document(subject.deep)}),
-    }
+
+def _stale_notes(stale: Sequence[Accepted]) -> list[str]:
+    return [f"Baseline entry that fires no more: {e.rule} {e.title}".rstrip() for e in stale]
 
 
 def _ids(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.replace(" ", ",").split(",") if part)
 
 
-def _print_table(model: Model, findings: Sequence[Finding], choice: str, *, verbose: bool) -> None:
+def _print_table(
+    model: Model,
+    findings: Sequence[Finding],
+    choice: str,
+    stale: Sequence[Accepted],
+    *,
+    verbose: bool,
+) -> None:
     import shutil
 
     from ullage.findings.table import lines  # a JSON document starts faster without it
@@ -124,6 +135,7 @@ def _print_table(model: Model, findings: Sequence[Finding], choice: str, *, verb
         notes.append((f"Keys that nothing read: {', '.join(model.anatomy.unread)}", "dim"))
     if choice:
         notes.append((f"Chosen: {choice}", "dim"))
+    notes += [(line, "dim") for line in _stale_notes(stale)]
     if notes:
         notes.append(("", "plain"))
     rows = [*notes, *lines(findings, width=min(width, 120), verbose=verbose)]

@@ -47,6 +47,7 @@ class Start:
     image: str | None = None
     host: Host | None = None
     takes_model: bool = True
+    background: bool = False
 
 
 def starts_in_shell(text: str, line: int = 1, depth: int = 0) -> list[Start]:
@@ -54,7 +55,14 @@ def starts_in_shell(text: str, line: int = 1, depth: int = 0) -> list[Start]:
     found: list[Start] = []
     for command in commands(text, line):
         found += [
-            replace(start, environment=(*command.assignments, *start.environment))
+            replace(
+                start,
+                # A container sees none of the shell's variables but those that it is given.
+                environment=start.environment
+                if start.image is not None
+                else (*command.assignments, *start.environment),
+                background=start.background or command.background,
+            )
             for start in starts_in_words(command.words, depth)
         ]
     return found
@@ -141,6 +149,7 @@ def launch_of(
         strays=tuple(strays),
         environment=tuple(known.items()),
         host=host or start.host or Host(),
+        background=start.background,
     )
     named = launch.given(MODEL_FLAGS[start.engine])
     if named is not None and named.values:
@@ -171,6 +180,7 @@ def _docker_run(words: Sequence[Word], depth: int) -> list[Start]:
     """`docker run OPTIONS IMAGE ARGS`: the image is the first word that no option takes."""
     host = Host(shm="default")
     environment: list[tuple[str, Word]] = []
+    detached = any(word.text in ("-d", "--detach") for word in words)
     position = 0
     while position < len(words):
         word = words[position]
@@ -198,7 +208,13 @@ def _docker_run(words: Sequence[Word], depth: int) -> list[Start]:
     if not inner and engine is not None:
         inner = [Start(engine, tuple(words[position:]), word.line)]
     return [
-        replace(s, environment=(*environment, *s.environment), image=word.text, host=host)
+        replace(
+            s,
+            environment=(*environment, *s.environment),
+            image=word.text,
+            host=host,
+            background=detached,
+        )
         for s in inner
     ]
 

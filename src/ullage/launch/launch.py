@@ -36,10 +36,7 @@ class Given:
     values: tuple[str, ...]
     line: int
     open: str = ""
-    trouble: Trouble = Literal["unknown", "default", "limited", "unlimited"]
-
-
-Trouble = ""
+    trouble: Trouble = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,8 @@ class Launch:
     it is not, `model_open` names what hides it. `strays` are words that belong to no flag.
     `environment` holds literal values, None where one comes from elsewhere. `absent_unknown` names
     what may hold more flags (a config file, `"$@"`): with it, a flag that is not seen may be given.
-    `headless`: part of another server, without a port of its own.
+    `headless`: part of another server, without a port of its own. `background`: a script goes on
+    beside it. `neighbours` are the other servers of the file.
     """
 
     name: str
@@ -104,6 +102,7 @@ class Launch:
     environment: tuple[tuple[str, str | None], ...] = ()
     absent_unknown: tuple[str, ...] = ()
     headless: bool = False
+    background: bool = False
     host: Host = Host()
     neighbours: tuple[Launch, ...] = ()
 

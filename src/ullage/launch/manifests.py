@@ -42,7 +42,7 @@ def pods(document: Node, file: str, kind: Kind) -> list[Launch]:
     found: list[Launch] = []
     name = document.at("metadata", "name")
     for node in walk(document):
-        for container in (node.at("containers") or node).elements():
+        for container in node.list_at("containers"):
             label = container.at("name") or name
             shown = (label.text() if label else None) or "server"
             host = pod_host(node, container)
@@ -76,7 +76,7 @@ def variables(container: Node) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     if container.at("envFrom") is not None:
         found["*"] = None
-    for entry in (container.at("env") or container).elements():
+    for entry in container.list_at("env"):
         name, value = entry.at("name"), entry.at("value")
         if name is not None and (text := name.text()) is not None:
             literal = value.text() if value else None
@@ -143,12 +143,12 @@ def shared_memory(pod: Node, container: Node) -> tuple[SharedMemory, int | None]
     """(how /dev/shm is bounded, bytes): a memory volume mounted there, or the runtime's default."""
     mounted = {
         node.text()
-        for mount in (container.at("volumeMounts") or container).elements()
+        for mount in container.list_at("volumeMounts")
         if (place := mount.at("mountPath")) is not None
         and (place.text() or "").rstrip("/") == "/dev/shm"
         and (node := mount.at("name")) is not None
     }
-    for volume in (pod.at("volumes") or pod).elements():
+    for volume in pod.list_at("volumes"):
         name = volume.at("name")
         if name is None or name.text() not in mounted:
             continue

@@ -140,10 +140,19 @@ UNPRICED = frozenset(
 
 
 def deployment_of(launch: Launch, base: Deployment) -> Deployment:
-    """`base` with what the launch says; a flag that hides its value hides the field."""
+    """`base` with what the launch says; a flag that hides its value hides the field.
+
+    What `base` has set (other than Deployment's defaults) was given beside the file, and wins.
+    """
     values: dict[str, Value] = {}
     hidden: dict[str, str] = {}
+    sizes = {field.name for field in fields(Parallel)}
     for setting in SETTINGS[launch.engine]:
+        part, default = (
+            (base.parallel, Parallel()) if setting.field in sizes else (base, Deployment())
+        )
+        if getattr(part, setting.field) != getattr(default, setting.field):
+            continue
         given = launch.given(setting.flag)
         if given is None:
             if launch.absent_unknown:
@@ -156,10 +165,11 @@ def deployment_of(launch: Launch, base: Deployment) -> Deployment:
             hidden[setting.field] = f"a value for {setting.flag} ({problem})"
         else:
             values[setting.field] = setting.parse(given.values[0])
-    sizes = {field.name for field in fields(Parallel)}
     parallel = replace(base.parallel, **{k: v for k, v in values.items() if k in sizes})  # type: ignore[arg-type]
     rest = {k: v for k, v in values.items() if k not in sizes}
-    version = launch.version or ("unknown" if launch.engine != base.engine else base.engine_version)
+    version = base.engine_version
+    if version == Deployment().engine_version:
+        version = launch.version or ("unknown" if launch.engine != base.engine else version)
     made = replace(base, parallel=parallel, engine=launch.engine, engine_version=version, **rest)  # type: ignore[arg-type]
     return hide(made, hidden) if hidden else made
 

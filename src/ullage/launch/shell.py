@@ -20,10 +20,14 @@ MAX_WORDS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A simple command: its words, and the assignments that stand before it or were exported."""
+    """A simple command: its words, and the assignments that stand before it or were exported.
+
+    `background`: an `&` ends it, so that what follows runs beside it.
+    """
 
     words: tuple[Word, ...]
     assignments: tuple[tuple[str, Word], ...]
+    background: bool = False
 
 
 def commands(text: str, first_line: int = 1) -> list[Command]:
@@ -50,7 +54,8 @@ def commands(text: str, first_line: int = 1) -> list[Command]:
                 continue
             words = rest
         if words:
-            found.append(Command(tuple(words), tuple({**exported, **assignments}.items())))
+            settings = tuple({**exported, **assignments}.items())
+            found.append(Command(tuple(words), settings, reader.background))
     return found
 
 
@@ -72,6 +77,7 @@ class _Reader:
         self.position = 0
         self.line = line
         self.words = 0
+        self.background = False
 
     def at_end(self) -> bool:
         return self.position >= len(self.text)
@@ -88,6 +94,7 @@ class _Reader:
     def command(self) -> list[Word]:
         """Words up to the next end of a command, which is taken too."""
         words: list[Word] = []
+        self.background = False
         while not self.at_end():
             mark = self.peek()
             if self.peek(2) == "\\\n" or self.peek(3) == "\\\r\n":
@@ -100,7 +107,8 @@ class _Reader:
             elif self.peek(2) == "&>" or mark in "<>":
                 self.redirection()
             elif mark in _ENDS:
-                self.take()
+                self.background = mark == "&" and self.peek(2) != "&&"
+                self.take(2 if self.peek(2) == "&&" else 1)
                 return words
             else:
                 word = self.word()

@@ -55,6 +55,11 @@ class Node:
         """A sequence's elements; empty for everything else."""
         return self.value if isinstance(self.value, tuple) else ()
 
+    def list_at(self, *keys: str) -> tuple[Node, ...]:
+        """The elements of the sequence under nested keys; empty where there is none."""
+        node = self.at(*keys)
+        return () if node is None else node.elements()
+
     def members(self) -> Mapping[str, Node]:
         """A mapping's members; empty for everything else."""
         return self.value if isinstance(self.value, Mapping) else {}
