@@ -27,6 +27,7 @@ class Naming:
     router_held: str | None
     sequence_parallel: bool
     qk_norm_cut: bool
+    idle_kv: bool
     relative_everywhere: bool
     towers_whole: bool
     extras: tuple[Extra, ...]
@@ -72,6 +73,7 @@ def _resolve(key: str, *, known: bool) -> Naming:
         router_held=row.router_held,
         sequence_parallel=bool(row.sequence_parallel),
         qk_norm_cut=bool(row.qk_norm_cut),
+        idle_kv=bool(row.idle_kv),
         relative_everywhere=bool(row.relative_everywhere),
         towers_whole=bool(row.towers_whole),
         extras=tuple(

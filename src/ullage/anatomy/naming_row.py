@@ -50,7 +50,8 @@ class Row:
     `router_bias_row`: the router's bias is stored as [1, experts]. `router_held`: the dtype that
     vLLM 0.32 loads routers in, the model's when None; `sequence_parallel`: whether its module keeps
     shared experts whole under sequence-parallel mixtures; `qk_norm_cut`: whether it cuts norms over
-    all of Q or K. `relative_everywhere`: each layer has a table of relative positions, not only
+    all of Q or K. `idle_kv`: layers that read another's KV hold projections of their own all the
+    same. `relative_everywhere`: each layer has a table of relative positions, not only
     the first. `towers_whole`: vLLM takes the towers from transformers and cuts none of them.
     `mtp` is the path of a multi-token-prediction layer, None when it is not known; `mtp_from_end`
     counts those layers on from the last decoder layer.
@@ -67,6 +68,7 @@ class Row:
     router_held: str | None = None
     sequence_parallel: bool | None = None
     qk_norm_cut: bool | None = None
+    idle_kv: bool | None = None
     relative_everywhere: bool | None = None
     towers_whole: bool | None = None
     extras: tuple[Extra, ...] = ()

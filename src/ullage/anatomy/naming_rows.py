@@ -289,7 +289,8 @@ ROWS: dict[str, Row] = {
     "llama4": Row(
         "llama4_text", {"root": "language_model.model", "lm_head": "language_model.lm_head"}
     ),
-    "gemma3n_text": Row("gemma2", extras=GEMMA3N),
+    # The stored totals of E2B and E4B hold K and V of every layer, and vLLM 0.32 loads them.
+    "gemma3n_text": Row("gemma2", extras=GEMMA3N, idle_kv=True),
     "gemma3n": Row("gemma3n_text", {"root": "model.language_model"}, towers_whole=True),
     "gemma4_text": Row(
         "gemma2",

@@ -82,13 +82,25 @@ def _default_theta(section: Section, kind: str) -> float:
     return float(default) if isinstance(default, int | float) else DEFAULT_THETA
 
 
+def _by_kind(section: Section) -> bool:
+    """Whether the class rotates its sliding layers apart (Gemma-3, ModernBERT)."""
+    default = section.defaults.get("rope_parameters")
+    return isinstance(default, Mapping) and isinstance(default.get("sliding_attention"), Mapping)
+
+
 def _theta(section: Section, scaling: Section | None, kind: str) -> float:
-    if scaling is not None and scaling.has("rope_theta"):
+    keys = _THETA_KEYS.get(kind, ("rope_theta",))
+    if kind == "sliding" and _by_kind(section):
+        keys = keys[:-1]  # there, rope_theta is the full layers' only
+    stated = section.has("rope_parameters") or section.has("rope_scaling")
+    if stated and scaling is not None and scaling.has("rope_theta"):
         return scaling.number("rope_theta", minimum=1e-6, maximum=1e15)
-    for key in _THETA_KEYS.get(kind, ("rope_theta",)):
+    for key in keys:
         if section.has(key):
             return section.number(key, minimum=1e-6, maximum=1e15)
-    for key in _THETA_KEYS.get(kind, ("rope_theta",)):
+    if scaling is not None and scaling.has("rope_theta"):
+        return scaling.number("rope_theta", minimum=1e-6, maximum=1e15)
+    for key in keys:
         if section.defaults.get(key) is not None:
             return section.number(key, minimum=1e-6, maximum=1e15)
     theta = _default_theta(section, kind)

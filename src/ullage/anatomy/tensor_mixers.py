@@ -64,7 +64,7 @@ def attention(s: Stack, a: Attention, cross: str = "") -> None:
     k_rows, v_rows = a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_head_dim
     if a.output_gate == "element" and "element_gate" not in paths:
         q_rows *= 2  # the gate lies beside the queries in one matrix (Qwen3-Next, Qwen3.5)
-    own_kv = a.kv_shared_from is None
+    own_kv = a.kv_shared_from is None or s.naming.idle_kv
     if "qkv" in paths and not cross and own_kv and not a.k_eq_v:
         s.linear(paths["qkv"], q_rows + k_rows + v_rows, hidden, "qkv", "qkv",
                     bias=a.q_bias, groups=a.num_kv_heads, grouped=k_rows + v_rows)  # fmt: skip

@@ -26,7 +26,8 @@ class Vit:
     `positions`: extra rows of the learned table beyond the patches (None: no table).
     `norm`: parameters per channel of a norm (2: layer norm, 1: RMS); `norms` of them per layer.
     `around`: how many norms lie outside the layers. `scales`: layer-scale vectors per layer.
-    `head`: the key that keeps SigLIP's pooling head.
+    `head`: the key that keeps SigLIP's pooling head. `patches`: the key that counts patches where
+    there is no image_size.
     """
 
     patch_bias: bool = True
@@ -41,6 +42,7 @@ class Vit:
     mlp_bias: bool = True
     scales: int = 0
     head: str | None = None
+    patches: str | None = None
 
 
 _SIGLIP = Vit(head="vision_use_head")
@@ -49,6 +51,7 @@ VITS: dict[str, Vit] = {
     "idefics3_vision": Vit(),
     "smolvlm_vision": Vit(),
     "idefics2_vision": Vit(),
+    "siglip2_vision_model": Vit(patches="num_patches", head="vision_use_head"),
     "clip_vision_model": Vit(patch_bias=False, class_token=True, positions=1, around=2),
     "pixtral": Vit(
         patch_bias=False,
@@ -110,8 +113,11 @@ def vit_size(section: Section, vit: Vit) -> TowerSize:
     total = depth * layer + linear(_patch(section), hidden, vit.patch_bias)
     total += hidden if vit.class_token else 0
     if vit.positions is not None:
-        side = _pair(section, "image_size") // _pair(section, "patch_size")
-        total += (side * side + vit.positions) * hidden
+        if vit.patches is not None:
+            rows = section.integer(vit.patches, maximum=MAX_WIDTH)
+        else:
+            rows = (_pair(section, "image_size") // _pair(section, "patch_size")) ** 2
+        total += (rows + vit.positions) * hidden
     total += vit.around * vit.norm * hidden
     if vit.head is not None and section.boolean(vit.head, True, why="default: true"):
         # SigLIP's pooling: a probe, one attention, one norm, one MLP.
@@ -126,7 +132,7 @@ def _biased_layer(hidden: int, width: int, norm: int = 2) -> int:
     return attention + linear(hidden, width) + linear(width, hidden) + 2 * norm * hidden
 
 
-def _qwen3_vl(section: Section, text_hidden: int) -> TowerSize:
+def qwen3_vl(section: Section, text_hidden: int) -> TowerSize:
     """Qwen3-VL and Qwen3.5: patches of two frames, a merger of 2 × 2, deep-stack mergers."""
     hidden = section.integer("hidden_size", maximum=MAX_WIDTH)
     depth = section.integer("depth", maximum=MAX_DEPTH)
@@ -159,7 +165,7 @@ def _qwen2_vl(section: Section, text_hidden: int) -> TowerSize:
     return TowerSize(depth, hidden, section.integer("num_heads"), width, total)
 
 
-def _qwen2_5_vl(section: Section, text_hidden: int) -> TowerSize:
+def qwen2_5_vl(section: Section, text_hidden: int) -> TowerSize:
     hidden = section.integer("hidden_size", maximum=MAX_WIDTH)
     depth = section.integer("depth", maximum=MAX_DEPTH)
     width = section.integer("intermediate_size", maximum=MAX_WIDTH)
@@ -293,12 +299,12 @@ def _whisper(section: Section, _: int) -> TowerSize:
 
 # Towers that include what joins them to the text.
 WHOLE: dict[str, Callable[[Section, int], TowerSize]] = {
-    "qwen3_vl_vision": _qwen3_vl,
-    "qwen3_vl_moe_vision": _qwen3_vl,
-    "qwen3_5_vision": _qwen3_vl,
-    "qwen3_5_moe_vision": _qwen3_vl,
+    "qwen3_vl_vision": qwen3_vl,
+    "qwen3_vl_moe_vision": qwen3_vl,
+    "qwen3_5_vision": qwen3_vl,
+    "qwen3_5_moe_vision": qwen3_vl,
     "qwen2_vl_vision": _qwen2_vl,
-    "qwen2_5_vl_vision": _qwen2_5_vl,
+    "qwen2_5_vl_vision": qwen2_5_vl,
     "glm4v_vision": _glm4v,
     "glm4v_moe_vision": _glm4v,
     "kimi_k25_vision": _kimi,
@@ -360,10 +366,12 @@ PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "vipllava": _llava,
     "llava_next": _llava_newline,
     "llava_onevision": _llava_newline,
+    "llava_next_video": _llava_newline,
     "mistral3": _mistral3,
     "gemma3": _gemma3,
     "paligemma": _one_linear,
     "internvl": _internvl,
+    "internvl_chat": _internvl,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "qwen2_audio": _one_linear,

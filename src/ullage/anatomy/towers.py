@@ -13,6 +13,12 @@ from ullage.anatomy.defaults import class_defaults
 from ullage.anatomy.keys import Section
 from ullage.anatomy.spec import Tower
 from ullage.anatomy.spellings import TEXT_KEYS
+from ullage.anatomy.tower_encoders import (
+    APART,
+    OMNI_WHOLE,
+    REMOTE_ENCODERS,
+    REMOTE_PROJECTORS,
+)
 from ullage.anatomy.tower_sizes import (
     ENCODERS,
     MAX_WIDTH,
@@ -24,6 +30,10 @@ from ullage.anatomy.tower_sizes import (
     vit_size,
 )
 from ullage.errors import UnsupportedModel
+
+_WHOLE = {**WHOLE, **OMNI_WHOLE}
+_ENCODERS = {**ENCODERS, **REMOTE_ENCODERS}
+_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
 
 _DEPTHS = (
     "num_hidden_layers",
@@ -45,6 +55,9 @@ _NOT_TOWERS = frozenset(
         "attn_config",
         "ffn_config",
         "per_layer_config",
+        "projector_config",
+        "dual_chunk_attention_config",
+        *APART,
     )
 )
 _HEARD = ("audio", "speech", "acoustic", "sound", "voice")
@@ -65,6 +78,10 @@ def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple
         keys = [k for k, v in section.values.items() if _may_be_tower(k, v)]
         if section is not text:
             keys += [k for k in nested if k not in section.values]
+        for key in APART:
+            if section.values.get(key) is not None:
+                section.ignore(key)
+                section.reading.source(section.field(key), "left out", "a model of its own")
         for key in keys:
             if key in _NOT_TOWERS:
                 continue
@@ -103,7 +120,7 @@ def _tower(
     stated = values.get("model_type")
     named = stated if isinstance(stated, str) and stated else default_type
     candidates = (named, VIT_NAMES.get(named, ""), default_type, f"{named}_{modality}")
-    tower_type = next((c for c in candidates if c in WHOLE or c in VITS or c in ENCODERS), named)
+    tower_type = next((c for c in candidates if c in _WHOLE or c in VITS or c in _ENCODERS), named)
     known = class_defaults(tower_type)
     section = Section(
         values,
@@ -132,16 +149,16 @@ def _understood(
     root: Section, section: Section, tower_type: str, root_type: str, text_hidden: int
 ) -> tuple[TowerSize | None, int | None]:
     """The sizes of a tower of a known type, and its parameters where its projector is known too."""
-    if tower_type in WHOLE:
-        size = WHOLE[tower_type](section, text_hidden)
-        return size, size.parameters
+    if tower_type in _WHOLE:
+        whole = _WHOLE[tower_type](section, text_hidden)
+        return whole, None if whole is None else whole.parameters
     if tower_type in VITS:
         size = vit_size(section, VITS[tower_type])
-    elif tower_type in ENCODERS:
-        size = ENCODERS[tower_type](section, text_hidden)
+    elif tower_type in _ENCODERS:
+        size = _ENCODERS[tower_type](section, text_hidden)
     else:
         return None, None
-    projector = PROJECTORS.get(root_type)
+    projector = _PROJECTORS.get(root_type)
     if projector is None:
         return size, None
     root.ignore("projector_hidden_act")
