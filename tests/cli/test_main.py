@@ -85,3 +85,40 @@ def test_a_reader_that_leaves_is_no_error():
         )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def _run_llama(tail: str, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`ullage size` on a small model in a shell, with `tail` after the command."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "config.json").write_text(json.dumps(LLAMA))
+        words = " ".join((f'"{sys.executable}" -m ullage size {place}', *flags))
+        return subprocess.run(
+            ["/bin/sh", "-c", f"{words} {tail}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, **environment},
+        )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+def test_a_full_disk_under_stdout_is_one_sentence_and_no_finding():
+    done = _run_llama("> /dev/full")
+    assert done.returncode == 2  # 1 would say that a finding fired
+    assert done.stderr == "ullage size: No space left on device\n"
+
+
+def test_a_closed_stdout_leaves_the_exit_code():
+    done = _run_llama(">&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_that_spells_only_ascii_gets_the_table():
+    done = _run_llama("", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "weights" in done.stdout
+
+
+def test_an_unknown_flag_points_to_the_help_of_its_verb(capsys, tmp_path):
+    assert main(["size", str(tmp_path), "--nonsense"]) == 2
+    assert "--nonsense (see ullage size --help)" in capsys.readouterr().err

@@ -6,6 +6,7 @@ Only the chosen verb's module is imported, so that `ullage size` never pays for 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -29,11 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0 fine, 1 a finding at or above --fail-on, 2 bad input, 3 unreachable.
     """
+    _open_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = next((a for a in arguments if not a.startswith("-")), None)
+    name = f"ullage {verb}" if verb in VERBS else "ullage"
     parser = _top_parser(verb)
     try:
-        args = parser.parse_args(arguments)
+        args, rest = parser.parse_known_args(arguments)
+        if rest:
+            # argparse would name the top parser here, whose help does not list the verb's flags.
+            raise BadUsage(f"unrecognized arguments: {' '.join(rest)[:80]} (see {name} --help)")
         if args.verb is None:
             parser.print_help(sys.stderr)
             return 2
@@ -41,15 +47,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UllageError as error:
-        name = f"ullage {verb}" if verb in VERBS else "ullage"
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # The reader (head, less) went away; that is its right. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) went away; that is its right.
+        _drop_output()
         return 0
+    except OSError as error:
+        # What no room foresaw, such as a full disk under stdout: still a sentence, and never 1,
+        # which would say that a finding fired.
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {place}{error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _open_streams() -> None:
+    """Let a closed stdout or stderr, or one that cannot spell `·`, cost the text and nothing else.
+
+    Python sets a stream that the parent closed to None, and raises for characters that the
+    terminal's encoding lacks; JSON is ASCII and loses nothing.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere: Python would fail on it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
