@@ -66,6 +66,8 @@ def plain_words(text: str, first_line: int = 1) -> tuple[Word, ...]:
 
 def _assignment(word: Word) -> tuple[str, Word] | None:
     name, equals, value = word.text.partition("=")
+    if name == "ExecStart":  # a systemd unit, whose value is the command
+        return None
     if not equals or not name or name[0] not in _NAME_START or not _NAME.issuperset(name):
         return None
     return name, Word(value, word.line, word.open)

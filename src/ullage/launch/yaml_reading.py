@@ -133,6 +133,7 @@ class _Conversion:
         self.open.add(id(source))
         made: tuple[Node, int]
         if isinstance(source.value, str):
+            line += source.style in ("|", ">")  # the text of a block starts below its mark
             made = Node(source.value, line, source.tag.rsplit(":", 1)[-1]), 1
         elif source.id == "sequence":
             parts = [self.convert(part) for part in source.value]
