@@ -16,7 +16,7 @@ from ullage.anatomy.family import Family
 from ullage.anatomy.keys import Mode, Reading, Section, show
 from ullage.anatomy.layers import read_layers, read_mtp
 from ullage.anatomy.mixers import MAX_WIDTH, fact
-from ullage.anatomy.positions import read_positions
+from ullage.anatomy.positions import read_disentangled, read_positions
 from ullage.anatomy.quantization import doubt_of, read_quantization
 from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization
 from ullage.anatomy.spellings import TEXT_KEYS
@@ -203,7 +203,7 @@ def _read(
         logit_soft_cap=text.optional_number("final_logit_softcapping"),
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
         per_layer_input=_per_layer_input(text),
-        family_sizes=tuple((k, text.integer(k, maximum=MAX_WIDTH)) for k in family.sizes),
+        family_sizes=_family_sizes(text, family, hidden_size),
         towers=read_towers(found.around, text, hidden_size),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
@@ -261,6 +261,13 @@ def _refuse(text: Section) -> None:
             )
 
 
+def _family_sizes(text: Section, family: Family, hidden_size: int) -> tuple[tuple[str, int], ...]:
+    sizes = [(k, text.integer(k, maximum=MAX_WIDTH)) for k in family.sizes]
+    if family.positions == "disentangled":
+        sizes += read_disentangled(text, hidden_size)
+    return tuple(sizes)
+
+
 def _token_types(text: Section, family: Family) -> int:
     if not family.token_types:
         return 0
@@ -295,6 +302,7 @@ def _per_layer_input(text: Section) -> tuple[int, int] | None:
     return text.integer("vocab_size_per_layer_input", maximum=MAX_VOCAB), width
 
 
+_MASKED_HEADS = ("ForMaskedLM", "ForCausalLM", "LMHead", "ForPreTraining")
 _NO_HEAD = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "EncoderModel")
 
 
@@ -313,7 +321,7 @@ def _has_lm_head(found: _Found) -> bool:
                 high=True,
                 widens=("weights",),
             )
-        return "LM" in name or "ForPreTraining" in name
+        return any(word in name for word in _MASKED_HEADS)
     bare = name.endswith("Model") and not any(word in name for word in ("LMHead", "ChatGLM"))
     return not (bare and not found.around)
 
@@ -331,7 +339,17 @@ def _norm(text: Section, family: Family) -> Norm:
         bias=fact(text, family.norm_bias, "norm_bias", likely=False, widens="weights"),
         unit_offset=fact(text, family.unit_offset, "unit_offset", likely=False, widens="flops"),
         affine=family.affine and _norm_has_weights(text),
+        beside=place == "parallel" and _norms_beside(text),
     )
+
+
+def _norms_beside(text: Section) -> bool:
+    """Falcon's num_ln_in_parallel_attn; two by default in the new decoder (40B, not 11B)."""
+    if not text.knows("new_decoder_architecture"):
+        return False
+    stated = text.optional_integer("num_ln_in_parallel_attn", maximum=2)
+    new = text.boolean("new_decoder_architecture", False, why="default: false")
+    return stated == 2 or (stated is None and new)
 
 
 def _norm_has_weights(text: Section) -> bool:

@@ -82,6 +82,12 @@ ARCHITECTURES: dict[str, str] = {
     "Phi3ForCausalLM": "phi3",
 }
 
+# Classes of a release's own code that say more than the model type it borrows.
+OWN_CODE: dict[str, str] = {
+    "JinaBertModel": "jina_bert",
+    "JinaBertForMaskedLM": "jina_bert",
+}
+
 # Kinds of model that the spec has no words for; pricing them would be a guess.
 UNSUPPORTED: dict[str, str] = {
     "rwkv": "an RWKV recurrence",
@@ -100,7 +106,6 @@ UNSUPPORTED: dict[str, str] = {
     # read as a plain decoder, the counts of these are wrong by more than a few per cent
     **dict.fromkeys(
         (
-            "albert",
             "blip_text_model",
             "cpmant",
             "ctrl",
@@ -128,6 +133,6 @@ UNSUPPORTED: dict[str, str] = {
 
 def family_of(model_type: str, architecture: str) -> Family:
     """The row for a model type, else for an architecture's class, else `GENERIC`."""
-    name = MEMBERS.get(model_type, model_type)
+    name = OWN_CODE.get(architecture) or MEMBERS.get(model_type, model_type)
     row = FAMILIES.get(name) if name != "generic" else None
     return row or FAMILIES[ARCHITECTURES.get(architecture, "generic")]

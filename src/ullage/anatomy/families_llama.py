@@ -14,6 +14,31 @@ _NO_BIAS: dict[str, Any] = {"q_bias": False, "kv_bias": False, "o_bias": False}
 _QKV_KEY: dict[str, Any] = {"o_bias": False}
 _QWEN_WINDOW: dict[str, Any] = {"windows": "top", "window_if": "use_sliding_window"}
 _LAYER_NORM: dict[str, Any] = {"norm": "layer", "norm_bias": True}
+_HUNYUAN = (
+    "add_classification_head",
+    "anyres_pooling_size",
+    "class_num",
+    "dense_list",
+    "moe_drop_tokens",
+    "moe_layer_num_skipped",
+    "moe_random_routing_dropped_token",
+    "group_limited_greedy",
+    "norm_type",
+    "use_mixed_mlp_moe",
+    "use_rotary_pos_emb",
+    "num_media_embeds",
+    "org_vocab_size",
+    "position_embedding_xdrope",
+    "pool_type",
+    "skip_cls_token",
+    "use_mla",
+    "im_end_id",
+    "mask_init_id",
+    "pad_id",
+    "text_end_id",
+    "text_start_id",
+    "video_end_id",
+)
 _MLA: dict[str, Any] = {"mixer": "latent", "mlp_bias": False}
 
 LLAMA_ROWS: tuple[Family, ...] = (
@@ -117,24 +142,20 @@ LLAMA_ROWS: tuple[Family, ...] = (
         score_bias=True,
         extra={"shared_gate": False},
     ),
-    Family("hunyuan_v1_dense", qk_norm="head", qk_norm_if="use_qk_norm"),
+    Family(
+        "hunyuan_v1_dense",
+        ignored=_HUNYUAN,
+        qk_norm="head",
+        qk_norm_if="use_qk_norm",
+        extra={"use_qk_norm": True},
+    ),
     Family(
         "hunyuan_v1_moe",
-        ignored=(
-            "add_classification_head",
-            "anyres_pooling_size",
-            "cla_share_factor",
-            "class_num",
-            "dense_list",
-            "moe_drop_tokens",
-            "moe_layer_num_skipped",
-            "norm_type",
-            "use_mixed_mlp_moe",
-            "use_rotary_pos_emb",
-        ),
+        ignored=_HUNYUAN,
         qk_norm="head",
         qk_norm_if="use_qk_norm",
         expert_width="moe_intermediate_size",
+        extra={"use_qk_norm": True, "n_shared_experts": 1},
     ),
     Family(
         "ernie4_5", q_bias="use_bias", kv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"
@@ -242,14 +263,19 @@ LLAMA_ROWS: tuple[Family, ...] = (
         "mimo", ignored=("use_mrope",), base="qwen2", **_QKV_BIAS, **_QWEN_WINDOW, mlp_bias=False
     ),
     # --- multi-head latent attention
-    Family("deepseek_v2", **_MLA),
+    Family("deepseek_v2", **_MLA, ignored=("lm_head", "rm_head", "use_mla")),
     Family("deepseek_v3", **_MLA, score_bias=True),
     Family("deepseek_v32", **_MLA, score_bias=True),
     Family("glm_moe_dsa", **_MLA, score_bias=True),
     Family("glm4_moe_lite", **_MLA, score_bias=True),
     Family("mistral4", **_MLA),
     Family("youtu", **_MLA),
-    Family("minicpm3", ignored=("scale_depth", "dim_model_base"), **_MLA, embedding_scale="key"),
+    Family(
+        "minicpm3",
+        ignored=("scale_depth", "dim_model_base"),
+        **_MLA,
+        embedding_scale="key",
+    ),
     Family("sarvam_mla", **_MLA, score_bias=True),
     Family(
         "kimi_linear",

@@ -46,7 +46,9 @@ class Family:
     unit_offset: Fact = False
     affine: bool = True
     final_norm: bool = True
-    positions: Literal["rope", "learned", "sinusoidal", "alibi", "relative", "none"] = "rope"
+    positions: Literal[
+        "rope", "learned", "sinusoidal", "alibi", "relative", "disentangled", "none"
+    ] = "rope"
     position_offset: int = 0
     stored_positions: bool = True
     ignored: tuple[str, ...] = ()

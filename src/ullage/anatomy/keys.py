@@ -241,7 +241,9 @@ class Section:
         value = self.find(name, null_counts=True)
         if value is _ABSENT:
             return default
-        return None if value is None else self._check_integer(name, value, minimum, maximum)
+        if value is None or value is False:  # Hunyuan and others write false for "none"
+            return None
+        return self._check_integer(name, value, minimum, maximum)
 
     def _check_integer(self, name: str, value: object, minimum: int, maximum: int) -> int:
         if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:

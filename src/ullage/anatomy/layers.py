@@ -40,8 +40,10 @@ _LATENT_KEYS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_
 
 def is_latent(section: Section, family: Family) -> bool:
     """Whether the softmax layers are MLA; an unknown family is when it has all of MLA's keys."""
+    if family.mixer == "latent":  # DeepSeek-VL2-Tiny writes a rank of null: plain attention
+        return not ("kv_lora_rank" in section.values and section.values["kv_lora_rank"] is None)
     if family.mixer is not None:
-        return family.mixer == "latent"
+        return False
     return all(section.has(key) for key in _LATENT_KEYS)
 
 
@@ -56,6 +58,8 @@ def read_mixer(section: Section, family: Family, kind: str) -> Mixer:
     if kind in ("full", "sliding", "chunked", "indexed"):
         if kind == "full" and is_latent(section, family):
             return read_latent(section, family)
+        if family.mixer == "latent":
+            section.ignore(*_LATENT_KEYS, "q_lora_rank")
         return read_attention(section, family, kind)
     if kind == "mamba":
         return MAMBA[family.mamba](section, family)
@@ -116,7 +120,24 @@ def read_layers(
         layers.append(
             LayerSpec(i, mixers[i], part, cross_attention=cross if kind == "cross" else None)
         )
-    return tuple(layers), dense, experts
+    return _grouped(text, layers), dense, experts
+
+
+def _grouped(text: Section, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """ALBERT: num_hidden_groups sets of weights, each run by that many layers in a row."""
+    groups = text.optional_integer("num_hidden_groups", maximum=len(layers))
+    if groups is None:
+        return tuple(layers)
+    text.ignore("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    inner = text.integer("inner_group_num", 1, why="default: 1")
+    if inner != 1:
+        raise text.error("inner_group_num", inner, "1")
+    first: dict[int, int] = {}
+    out = []
+    for i, layer in enumerate(layers):
+        held = first.setdefault(i * groups // len(layers), i)
+        out.append(layer if held == i else replace(layer, weights_from=held))
+    return tuple(out)
 
 
 def _gemma4(
@@ -301,6 +322,7 @@ def _shared_indexers(text: Section, mixers: list[Mixer]) -> list[Mixer]:
 
 def _shared_kv(text: Section, kinds: list[str], mixers: list[Mixer]) -> list[Mixer]:
     """Gemma-3n and -4: the last layers read the KV of the last layer of their kind before them."""
+    mixers = _cross_layer(text, mixers)
     count = text.optional_integer("num_kv_shared_layers", minimum=0) or 0
     n = len(mixers)
     if count == 0:
@@ -316,6 +338,29 @@ def _shared_kv(text: Section, kinds: list[str], mixers: list[Mixer]) -> list[Mix
             raise text.error("num_kv_shared_layers", count, "a layer of each kind to read from")
         out[i] = replace(mixer, kv_shared_from=last[kinds[i]])
     return out
+
+
+def _cross_layer(text: Section, mixers: list[Mixer]) -> list[Mixer]:
+    """Hunyuan-Large's use_cla: groups of cla_share_factor layers with one K and V.
+
+    Whether an engine caches it once or per layer is its own choice, so that is a range.
+    """
+    if not text.knows("use_cla") or not text.boolean("use_cla", False):
+        text.ignore("cla_share_factor", "use_cla")
+        return mixers
+    factor = text.integer("cla_share_factor", 2, why="default: 2", maximum=1 << 16)
+    shared = [
+        replace(m, kv_shared_from=i - i % factor) if isinstance(m, Attention) and i % factor else m
+        for i, m in enumerate(mixers)
+    ]
+    return text.reading.decide(
+        text.field("use_cla"),
+        "layers that share K and V",
+        likely=shared,
+        low=shared,
+        high=mixers,
+        widens=("weights", "kv"),
+    )
 
 
 def read_mtp(

@@ -140,7 +140,7 @@ def _sizes(section: Section, kind: str) -> tuple[int, int, int, int]:
     """(heads, KV heads, head_dim, v_head_dim) of the layers of one kind."""
     num_heads, num_kv_heads = read_heads(section)
     head_dim = read_head_dim(section, num_heads)
-    v_head_dim = section.optional_integer("v_head_dim", maximum=MAX_WIDTH) or head_dim
+    v_head_dim = section.optional_integer("v_head_dim", minimum=0, maximum=MAX_WIDTH) or head_dim
     if kind == "full":
         section.ignore("num_sliding_attention_heads")
     if kind == "sliding":  # MiMo-V2 and Step-3.5 give these layers sizes of their own
@@ -278,6 +278,23 @@ def read_indexer(section: Section) -> Indexer | None:
     )
 
 
+def _value_dim(section: Section) -> int:
+    """v_head_dim, or hidden_size / num_attention_heads where it is not said (MiniCPM-3)."""
+    stated = section.optional_integer("v_head_dim", maximum=MAX_WIDTH)
+    if stated is not None:
+        return stated
+    num_heads = section.integer("num_attention_heads", maximum=MAX_HEADS)
+    hidden_size = section.integer("hidden_size", maximum=MAX_WIDTH)
+    if hidden_size % num_heads:
+        raise section.error("v_head_dim", None, "the width of a value head")
+    section.reading.source(
+        section.field("v_head_dim"),
+        hidden_size // num_heads,
+        "derived: hidden_size / num_attention_heads",
+    )
+    return hidden_size // num_heads
+
+
 def read_latent(section: Section, family: Family) -> LatentAttention:
     """MLA: DeepSeek-V2/V3, Kimi-K2, GLM-5, MiniCPM-3."""
     # What head_dim says is the rotary part or the whole, by release; nothing depends on it.
@@ -288,7 +305,7 @@ def read_latent(section: Section, family: Family) -> LatentAttention:
         kv_lora_rank=section.integer("kv_lora_rank", maximum=MAX_WIDTH),
         qk_nope_head_dim=section.integer("qk_nope_head_dim", maximum=MAX_WIDTH),
         qk_rope_head_dim=rope_dim,
-        v_head_dim=section.integer("v_head_dim", maximum=MAX_WIDTH),
+        v_head_dim=_value_dim(section),
         q_lora_rank=section.optional_integer("q_lora_rank", maximum=MAX_WIDTH),
         bias=section.boolean("attention_bias", False, why="default: false"),
         rope=read_rope(

@@ -28,6 +28,7 @@ class Naming:
     sequence_parallel: bool
     qk_norm_cut: bool
     idle_kv: bool
+    embed_extra: int
     relative_everywhere: bool
     towers_whole: bool
     extras: tuple[Extra, ...]
@@ -74,6 +75,7 @@ def _resolve(key: str, *, known: bool) -> Naming:
         sequence_parallel=bool(row.sequence_parallel),
         qk_norm_cut=bool(row.qk_norm_cut),
         idle_kv=bool(row.idle_kv),
+        embed_extra=row.embed_extra or 0,
         relative_everywhere=bool(row.relative_everywhere),
         towers_whole=bool(row.towers_whole),
         extras=tuple(

@@ -215,6 +215,11 @@ def mlm_head(path: str, norm: str, dense: str = "dense") -> tuple[Extra, ...]:
     )
 
 
+# What a bare BERT keeps above its first token.
+POOLER = (
+    Extra("bare", "{root}.pooler.dense.weight", ("H", "H"), "lm_head", linear=True),
+    Extra("bare", "{root}.pooler.dense.bias", ("H",), "bias"),
+)
 GEMMA3N = (
     Extra("layer", "altup.correct_output_scale", ("H",), "scale"),
     Extra("layer", "altup.correction_coefs.weight", ("altup_num_inputs",) * 2, "hyper"),

@@ -17,6 +17,7 @@ from ullage.anatomy.naming_paths import (
     HYBRID_HEAD,
     LLAMA,
     MIXTRAL,
+    POOLER,
     QWEN_MTP,
     SANDWICH,
     T5_STACK,
@@ -100,7 +101,7 @@ ROWS: dict[str, Row] = {
             "final_norm": "{root}.ln_f",
         }
     ),
-    "falcon": Row("bloom"),
+    "falcon": Row("bloom", {"pre1_beside": "ln_attn", "pre2_beside": "ln_mlp"}),
     "mpt": Row(
         paths={
             "root": "transformer",
@@ -185,7 +186,12 @@ ROWS: dict[str, Row] = {
             "lm_head": "language_model.lm_head",
             "cross": "cross_attn",
             "cross_o": "{cross}.o_proj",
-        }
+        },
+        embed_extra=8,
+        extras=(
+            Extra("cross", "cross_attn_attn_gate", (1,), "scale"),
+            Extra("cross", "cross_attn_mlp_gate", (1,), "scale"),
+        ),
     ),
     # mixtures of experts
     "mixtral": Row(paths=MIXTRAL),
@@ -427,12 +433,157 @@ ROWS: dict[str, Row] = {
     "llava": Row(paths={"root": "language_model.model", "lm_head": "language_model.lm_head"}),
     # encoders and encoder-decoders
     "deberta": Row(
-        "bert",
+        "bert_names",
         {
             "root": "deberta",
             "q": "{attn}.query_proj",
             "k": "{attn}.key_proj",
             "v": "{attn}.value_proj",
+        },
+        extras=(
+            *mlm_head("cls.predictions.transform.", "LayerNorm"),
+            Extra(
+                "model",
+                "{root}.encoder.rel_embeddings.weight",
+                ("relative_rows", "H"),
+                "embed",
+                linear=True,
+            ),
+            Extra("model", "{root}.encoder.LayerNorm.weight", ("relative_norm",)),
+            Extra("model", "{root}.encoder.LayerNorm.bias", ("relative_norm",)),
+            Extra("model", "{root}.encoder.conv.conv.weight", ("H", "H", "conv_kernel"), "conv"),
+            Extra("model", "{root}.encoder.conv.conv.bias", ("conv_width",), "bias"),
+            Extra("model", "{root}.encoder.conv.LayerNorm.weight", ("conv_width",)),
+            Extra("model", "{root}.encoder.conv.LayerNorm.bias", ("conv_width",)),
+            Extra(
+                "layer",
+                "attention.self.pos_key_proj.weight",
+                ("relative_keys", "H"),
+                "k",
+                linear=True,
+            ),
+            Extra("layer", "attention.self.pos_key_proj.bias", ("relative_keys",), "bias"),
+            Extra(
+                "layer",
+                "attention.self.pos_query_proj.weight",
+                ("relative_queries", "H"),
+                "q",
+                linear=True,
+            ),
+            Extra("layer", "attention.self.pos_query_proj.bias", ("relative_queries",), "bias"),
+        ),
+    ),
+    "albert": Row(
+        "bert_names",
+        {
+            "root": "albert",
+            "layer": "{root}.encoder.albert_layer_groups.{i}.albert_layers.0",
+            "project_in": "{root}.encoder.embedding_hidden_mapping_in",
+            "attn": "attention",
+            "o": "{attn}.dense",
+            "post1": "{attn}.LayerNorm",
+            "up": "ffn",
+            "down": "ffn_output",
+            "post2": "full_layer_layer_norm",
+            "lm_head": "predictions.decoder",
+            "lm_head_bias": "predictions.bias",
+        },
+        extras=(
+            *mlm_head("predictions.", "LayerNorm"),
+            Extra("bare", "{root}.pooler.weight", ("H", "H"), "lm_head", linear=True),
+            Extra("bare", "{root}.pooler.bias", ("H",), "bias"),
+        ),
+    ),
+    "mpnet": Row(
+        "bert_names",
+        {
+            "root": "mpnet",
+            "attn": "attention.attn",
+            "q": "{attn}.q",
+            "k": "{attn}.k",
+            "v": "{attn}.v",
+            "o": "{attn}.o",
+            "post1": "attention.LayerNorm",
+            "lm_head": "lm_head.decoder",
+            "lm_head_bias": "lm_head.bias",
+        },
+        extras=(
+            *mlm_head("lm_head.", "layer_norm"),
+            *POOLER,
+            Extra(
+                "model",
+                "{root}.encoder.relative_attention_bias.weight",
+                ("relative_attention_num_buckets", "num_attention_heads"),
+                "attn_bias_table",
+            ),
+        ),
+    ),
+    "gte": Row(
+        "bert_names",
+        {
+            "root": "gte",
+            "layer": "{root}.layers.{i}",
+            "attn": "self_attn",
+            "q": "{attn}.q_proj",
+            "k": "{attn}.k_proj",
+            "v": "{attn}.v_proj",
+            "o": "{attn}.o_proj",
+            "post1": "post_attention_layernorm",
+            "post2": "post_mlp_layernorm",
+            "gate": "{mlp}.gate_proj",
+            "up": "{mlp}.up_proj",
+            "down": "{mlp}.down_proj",
+            "lm_head": "lm_head.decoder",
+            "lm_head_bias": "{lm_head}.bias",
+        },
+        extras=(
+            *mlm_head("lm_head.", "norm"),
+            Extra("layer", "mlp.down_proj.bias", ("H",), "bias"),
+        ),
+    ),
+    "new": Row(
+        "bert_names",
+        {
+            "root": "new",
+            "layer": "{root}.encoder.layer.{i}",
+            "attn": "attention",
+            "qkv": "{attn}.qkv_proj",
+            "o": "{attn}.o_proj",
+            "post1": "attn_ln",
+            "post2": "mlp_ln",
+            "gate_up": "{mlp}.up_gate_proj",
+            "down": "{mlp}.down_proj",
+            "lm_head": "lm_head.decoder",
+            "lm_head_bias": "{lm_head}.bias",
+        },
+        extras=(
+            *mlm_head("lm_head.", "norm"),
+            Extra("layer", "mlp.down_proj.bias", ("H",), "bias"),
+        ),
+    ),
+    "jina_bert": Row(
+        "bert",
+        {
+            "gate_up": "mlp.up_gated_layer",
+            "down": "mlp.down_layer",
+            "post2": "layer_norm_2",
+            "post1": "layer_norm_1",
+        },
+        extras=(Extra("layer", "mlp.down_layer.bias", ("H",), "bias"),),
+    ),
+    "jina_embeddings_v3": Row(
+        "roberta",
+        {
+            "layer": "{root}.layers.{i}",
+            "attn": "self_attn",
+            "q": "{attn}.q_proj",
+            "k": "{attn}.k_proj",
+            "v": "{attn}.v_proj",
+            "o": "{attn}.o_proj",
+            "post1": "post_attention_layernorm",
+            "post2": "post_mlp_layernorm",
+            "up": "{mlp}.fc1",
+            "down": "{mlp}.fc2",
         },
     ),
     "nomic_bert": Row(
@@ -453,11 +604,14 @@ ROWS: dict[str, Row] = {
         },
         extras=mlm_head("cls.predictions.transform.", "layer_norm"),
     ),
-    "bert": Row(paths=BERT, extras=mlm_head("cls.predictions.transform.", "LayerNorm")),
+    "bert_names": Row(paths=BERT),
+    "bert": Row(
+        "bert_names", extras=(*mlm_head("cls.predictions.transform.", "LayerNorm"), *POOLER)
+    ),
     "roberta": Row(
         paths=BERT
         | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
-        extras=mlm_head("lm_head.", "layer_norm"),
+        extras=(*mlm_head("lm_head.", "layer_norm"), *POOLER),
     ),
     "distilbert": Row(
         paths=BERT
@@ -562,6 +716,7 @@ ALIASES: dict[str, str] = {
         "bailing_moe": "bailing_moe_v2",
         "bert": "ernie",
         "deberta": "deberta-v2",
+        "jina_bert": "JinaBertModel JinaBertForMaskedLM",
         "qwen2_vl": "qwen2_5_vl Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
         "qwen3_5_text": "qwen3_5_moe_text",
         "qwen3_5": "qwen3_5_moe Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",

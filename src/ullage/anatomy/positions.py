@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ullage.anatomy.family import Family
 from ullage.anatomy.keys import Section
-from ullage.anatomy.spec import Positions, Rope
+from ullage.anatomy.spec import PositionKind, Positions, Rope
 
 DEFAULT_THETA = 10_000.0
 # Names of the same scaling (transformers renamed them over time).
@@ -188,10 +188,47 @@ def read_rope(
     )
 
 
+_POSITION_WORDS: dict[str, PositionKind] = {"alibi": "alibi", "rotary": "rope", "rope": "rope"}
+
+
+def read_disentangled(section: Section, hidden_size: int) -> list[tuple[str, int]]:
+    """DeBERTa's sizes: rows of relative positions, whether they have a norm, keys of their own and
+    a convolution beside the first layer (each hidden_size or, when absent, 0)."""
+    relative = section.boolean("relative_attention", False, why="default: false")
+    furthest = section.optional_integer("max_relative_positions", minimum=-1) or -1
+    buckets = section.optional_integer("position_buckets", minimum=-1, maximum=1 << 24) or -1
+    rows = furthest if furthest > 0 else section.integer("max_position_embeddings", 512)
+    rows = buckets if buckets > 0 else rows
+    normed = "layer_norm" in section.text("norm_rel_ebd", "none", why="default: none")
+    shared = section.boolean("share_att_key", False, why="default: false")
+    kinds = section.find("pos_att_type")
+    words = kinds if isinstance(kinds, str | list | tuple) else ""
+    kernel = section.optional_integer("conv_kernel_size", minimum=0, maximum=1 << 10) or 0
+    section.ignore("pooler_hidden_act", "pooler_hidden_size", "legacy", "conv_act")
+    own = relative and not shared
+    return [
+        ("relative_rows", 2 * rows if relative else 0),
+        ("relative_norm", hidden_size if relative and normed else 0),
+        ("relative_keys", hidden_size if own and "c2p" in words else 0),
+        ("relative_queries", hidden_size if own and "p2c" in words else 0),
+        ("conv_kernel", kernel),
+        ("conv_width", hidden_size if kernel else 0),
+    ]
+
+
 def read_positions(section: Section, family: Family, max_positions: int) -> Positions:
     """How the stack knows positions; a learned table has max_positions + the family's offset."""
     if family.positions != "rope" or family.nope == "all":
         section.ignore("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    if family.kind == "encoder" and family.positions == "learned":
+        word = section.optional_text("position_embedding_type")
+        if word in _POSITION_WORDS:  # Jina, and others that bring their own code
+            section.ignore("rotary_emb_base")
+            return Positions(_POSITION_WORDS[word])
+    if family.positions == "disentangled":  # DeBERTa: a table only beside the relative ones
+        if section.boolean("position_biased_input", True, why="default: true"):
+            return Positions("learned", max_positions)
+        return Positions("relative")
     if family.name == "falcon" and section.boolean("alibi", False, why="default: false"):
         return Positions("alibi")
     if family.name == "mpt" and not section.boolean("alibi", True, why="default: true"):

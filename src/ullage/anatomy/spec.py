@@ -50,6 +50,7 @@ class Positions:
 class Norm:
     """`kind` rms or layer; `place` pre, post, sandwich (both) or parallel (attention ∥ MLP).
 
+    `beside` says that attention and MLP, run side by side, have a norm each (Falcon-40B's two).
     `bias` says whether a layer norm stores one; `unit_offset` whether x·(1 + weight) is applied
     (Gemma); `affine` is False for norms without any weight (OLMo).
     """
@@ -60,6 +61,7 @@ class Norm:
     bias: bool = False
     unit_offset: bool = False
     affine: bool = True
+    beside: bool = False
 
 
 # --- mixers --------------------------------------------------------------------------------------
@@ -292,7 +294,8 @@ class LayerSpec:
     """One layer: a mixer, perhaps cross-attention, one or two feed-forwards side by side.
 
     `parallel_dense` is a dense MLP that runs beside the experts on the same input with norms of
-    its own (Gemma-4); shared experts are not that, they lie inside `Experts`.
+    its own (Gemma-4); shared experts are not that, they lie inside `Experts`. `weights_from` is the
+    earlier layer whose weights this one runs again (ALBERT): it stores none, but caches its own.
     """
 
     index: int
@@ -300,6 +303,7 @@ class LayerSpec:
     feed_forward: FeedForward
     cross_attention: Attention | None = None
     parallel_dense: Dense | None = None
+    weights_from: int | None = None
 
 
 # --- towers, quantisation, the whole -------------------------------------------------------------

@@ -119,6 +119,8 @@ class Stack:
 
     def family_tensor(self, extra: Extra, sizes: dict[str, int]) -> None:
         shape = tuple(sizes[s] if isinstance(s, str) else s for s in extra.shape)
+        if 0 in shape:  # a part that this model of the family is without
+            return
         path, dot, kind = extra.path.rpartition(".")
         if kind in ("weight", "bias"):
             suffix = dot + kind
@@ -163,8 +165,9 @@ class Stack:
         spec = self.spec
         width = spec.embedding_size or spec.hidden_size
         self.tensor(
-            self.paths["embed"], (spec.vocab_size, width), "embed", "vocab", cut=0, in_dim=1
-        )
+            self.paths["embed"], (spec.vocab_size + self.naming.embed_extra, width), "embed",
+            "vocab", cut=0, in_dim=1,
+        )  # fmt: skip
         if spec.token_types:
             self.tensor(self.paths["token_types"], (spec.token_types, width), "position")
         self.positions(spec.positions)
@@ -193,6 +196,8 @@ class Stack:
         if width != spec.hidden_size and spec.kind != "encoder":
             self.linear(self.paths["project_out"], width, spec.hidden_size, "lm_head", "replicated")
         if not spec.lm_head:
+            if spec.architecture.endswith("Model"):
+                self.extras("bare", self.sizes())
             return
         self.extras("head", self.sizes())
         path = self.paths["lm_head"]
@@ -222,7 +227,11 @@ class Stack:
 
     def layers(self, layers: tuple[LayerSpec, ...]) -> None:
         before, after = self.paths["layer"].split("{i}")
-        for number, layer in enumerate(layers):
+        number = -1
+        for layer in layers:
+            if layer.weights_from is not None:
+                continue
+            number += 1
             self.layer = layer.index
             self.prefix = f"{before}{number}{after}."
             self.one_layer(layer, first=number == 0)
@@ -236,8 +245,10 @@ class Stack:
         parallel = place == "parallel"
         before = place in ("pre", "sandwich", "parallel")
         after = place in ("post", "sandwich")
+        both = parallel and (spec.norm.beside or self.naming.parallel_norms == 2)
+        beside = "_beside" if spec.norm.beside and "pre1_beside" in self.paths else ""
         if has_mixer and before and (self.naming.first_norm or not first):
-            self.norm(self.paths["pre1"], hidden)
+            self.norm(self.paths["pre1" + beside], hidden)
         mixer_tensors(self, layer.mixer)
         if has_mixer and after:
             self.norm(self.paths["post1"], hidden)
@@ -249,8 +260,9 @@ class Stack:
         if layer.cross_attention is not None:
             self.norm(self.paths["cross_norm"], hidden)
             attention(self, layer.cross_attention, cross="cross_")
-        if has_ff and before and (not parallel or self.naming.parallel_norms == 2):
-            self.norm(self.paths["pre2"], hidden)
+            self.extras("cross", self.sizes())
+        if has_ff and before and (not parallel or both):
+            self.norm(self.paths["pre2" + beside], hidden)
         feed_forward(self, layer.feed_forward)
         if layer.parallel_dense is not None:
             dense(self, layer.parallel_dense, "dense_")
