@@ -56,9 +56,9 @@ def reading_of(dtype: str) -> Reading:
 class ChunkReading:
     """What one chunk says; fields as in TensorReading, patterns where values are not decoded yet.
 
-    `top` is the largest finite magnitude. `column_top` holds each column's largest finite pattern.
-    `row_sums` holds one 64-bit number per row of the checksum (equal rows, equal numbers).
-    `row_is_zero` is None where no row is.
+    `top` is the pattern of the largest finite magnitude (of blocks: of their scales).
+    `column_top` holds each column's largest finite pattern. `row_sums` holds one 64-bit number per
+    row of the checksum (equal rows, equal numbers). `row_is_zero` is None where no row is.
     `vector` is (zeros, negatives, least, greatest, sum, finite count). `scales` is (count, not
     finite, zero, zero but packed).
     """
@@ -68,7 +68,7 @@ class ChunkReading:
     num_inf: int = 0
     num_zero: int = 0
     first_bad: int | None = None
-    top: float = 0.0
+    top: int = 0
     nonzero: bool | None = None
     column_top: Patterns | None = None
     hashes: npt.NDArray[np.uint64] | None = None
@@ -113,7 +113,7 @@ def _look_at_floats(
     by_row = sizes.reshape(-1, layout.columns) if layout.whole_rows else sizes.reshape(1, -1)
     row_top = by_row.max(axis=1)
     top = row_top.max()
-    found.top = float(decode(layout.dtype, np.array([top]))[0])
+    found.top = int(top)
     if kind.signed:
         found.nonzero = bool(top) or bad is not None
     if layout.compares_rows:
@@ -169,16 +169,17 @@ def _look_at_blocks(
     num_blocks = len(data) // block_bytes
     zero: npt.NDArray[np.bool_] | None = np.ones(num_blocks, np.bool_)
     not_finite = 0
-    for offset, dtype in block.scales:
-        kind = FLOATS[dtype]
+    kind = FLOATS[block.scale_dtype]
+    mask = np.dtype(kind.unsigned).type(kind.mask)
+    for offset in block.scales:
         stored: Array = np.ndarray((num_blocks,), kind.unsigned, data, offset, (block_bytes,))
-        sizes = np.bitwise_and(stored, stored.dtype.type(kind.mask))
-        top = sizes.max(initial=0)
+        sizes = np.bitwise_and(stored, mask)
+        top = int(sizes.max(initial=0))
         if top >= kind.inf:
             bad = sizes >= kind.inf
             not_finite += int(np.count_nonzero(bad))
-            top = sizes[~bad].max(initial=0)
-        found.top = max(found.top, float(decode(dtype, np.array([top]))[0]))
+            top = int(sizes[~bad].max(initial=0))
+        found.top = max(found.top, top)
         if not kind.signed or sizes.min(initial=1):
             zero = None  # some scale is never zero, so no block is: the usual case
         elif zero is not None:
@@ -186,7 +187,7 @@ def _look_at_blocks(
     num_scales = num_blocks * len(block.scales)
     if zero is None or not zero.any():
         found.scales = (num_scales, not_finite, 0, 0)
-        found.nonzero = True if all(FLOATS[dtype].signed for _, dtype in block.scales) else None
+        found.nonzero = True if kind.signed else None
         return
     begin, end = block.packed
     packed = data.reshape(num_blocks, block_bytes)[zero, begin:end]

@@ -50,32 +50,33 @@ INTEGERS = {"BOOL": 1, "I8": 1, "U8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4,
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`scales` are (byte offset in the block, dtype) of what multiplies or shifts its values.
+    """`scales` are the byte offsets in the block of what multiplies or shifts its values.
 
     `packed` is the (first, last + 1) byte of the packed values. When all scales are zero the block
     is zero whatever is packed. No value is larger than `reach` × the largest scale of the block.
     """
 
-    scales: tuple[tuple[int, str], ...]
+    scale_dtype: str
+    scales: tuple[int, ...]
     packed: tuple[int, int]
     reach: int
 
 
 BLOCKS = {
-    "Q4_0": BlockFormat(((0, "F16"),), (2, 18), 8),
-    "Q4_1": BlockFormat(((0, "F16"), (2, "F16")), (4, 20), 16),
-    "Q5_0": BlockFormat(((0, "F16"),), (6, 22), 16),
-    "Q5_1": BlockFormat(((0, "F16"), (2, "F16")), (8, 24), 32),
-    "Q8_0": BlockFormat(((0, "F16"),), (2, 34), 128),
-    "Q2_K": BlockFormat(((80, "F16"), (82, "F16")), (16, 80), 60),
-    "Q3_K": BlockFormat(((108, "F16"),), (32, 96), 128),
-    "Q4_K": BlockFormat(((0, "F16"), (2, "F16")), (16, 144), 1008),
-    "Q5_K": BlockFormat(((0, "F16"), (2, "F16")), (48, 176), 2016),
-    "Q6_K": BlockFormat(((208, "F16"),), (0, 128), 4096),
-    "Q8_K": BlockFormat(((0, "F32"),), (4, 260), 128),
-    "IQ4_NL": BlockFormat(((0, "F16"),), (2, 18), 127),
-    "IQ4_XS": BlockFormat(((0, "F16"),), (8, 136), 4064),
-    "MXFP4": BlockFormat(((0, "F8_E8M0"),), (1, 17), 6),
+    "Q4_0": BlockFormat("F16", (0,), (2, 18), 8),
+    "Q4_1": BlockFormat("F16", (0, 2), (4, 20), 16),
+    "Q5_0": BlockFormat("F16", (0,), (6, 22), 16),
+    "Q5_1": BlockFormat("F16", (0, 2), (8, 24), 32),
+    "Q8_0": BlockFormat("F16", (0,), (2, 34), 128),
+    "Q2_K": BlockFormat("F16", (80, 82), (16, 80), 60),
+    "Q3_K": BlockFormat("F16", (108,), (32, 96), 128),
+    "Q4_K": BlockFormat("F16", (0, 2), (16, 144), 1008),
+    "Q5_K": BlockFormat("F16", (0, 2), (48, 176), 2016),
+    "Q6_K": BlockFormat("F16", (208,), (0, 128), 4096),
+    "Q8_K": BlockFormat("F32", (0,), (4, 260), 128),
+    "IQ4_NL": BlockFormat("F16", (0,), (2, 18), 127),
+    "IQ4_XS": BlockFormat("F16", (0,), (8, 136), 4064),
+    "MXFP4": BlockFormat("F8_E8M0", (0,), (1, 17), 6),
 }
 
 

@@ -6,12 +6,10 @@ Memory is a few chunks per thread and one number per row of the tensors that are
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
@@ -29,7 +27,7 @@ from ullage.deep.sums import TensorSum, same_across_layers
 from ullage.errors import MalformedCheckpoint
 
 CHUNK_BYTES = 1 << 20
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 1 << 20
 MAX_JOBS = 4
 _PROGRESS_S = 0.1
 
@@ -130,7 +128,8 @@ class _Work:
     def run(self) -> None:
         """A thread's whole life: file after file until none is left."""
         try:
-            buffers = tuple(np.empty(MAX_ROW_BYTES, np.uint8) for _ in range(2))
+            sizes = (WINDOW_BYTES + 2 * MAX_ROW_BYTES, MAX_ROW_BYTES, MAX_ROW_BYTES)
+            buffers = tuple(np.empty(size, np.uint8) for size in sizes)
             while (file := self._next_file()) is not None:
                 with open_regular(Path(file.name)) as (stream, _):
                     self._read(stream.fileno(), file, *buffers)
@@ -147,28 +146,31 @@ class _Work:
                 return self.started[-1]
             return next((file for file in self.started if not file.exhausted), None)
 
-    def _read(self, descriptor: int, file: _FileWork, aligned: Bytes, scratch: Bytes) -> None:
+    def _read(
+        self, descriptor: int, file: _FileWork, buffer: Bytes, aligned: Bytes, scratch: Bytes
+    ) -> None:
         while not self.stop:
             with self.lock:
                 window = next(file.windows, None)
                 if window is None:
                     file.exhausted = True
                     return
-            begin, end = window[0].begin, window[-1].end
-            with _mapped(descriptor, begin, end, file.name) as (mapping, base):
-                complete = [self._look(item, mapping, base, aligned, scratch) for item in window]
+            begin = window[0].begin
+            data = buffer[: window[-1].end - begin]
+            _fill(descriptor, data, begin, file.name)
+            complete = [self._look(item, data, begin, aligned, scratch) for item in window]
             for total in filter(None, complete):
                 reading = total.reading(descriptor)
                 with self.lock:
                     self.readings[total.tensor.name] = reading
 
     def _look(
-        self, item: _Item, mapping: mmap.mmap | bytes, base: int, aligned: Bytes, scratch: Bytes
+        self, item: _Item, window: Bytes, begin: int, aligned: Bytes, scratch: Bytes
     ) -> TensorSum | None:
         """Reads one chunk; its tensor's sum when that was the last one of it."""
         num_bytes = item.end - item.begin
-        data: Bytes = np.frombuffer(mapping, np.uint8, num_bytes, item.begin - base)
-        if item.begin % 8:
+        data = window[item.begin - begin : item.end - begin]
+        if (item.begin - begin) % 8:
             aligned[:num_bytes] = data
             data = aligned[:num_bytes]
         found = look(data, item.total.layout, scratch)
@@ -187,7 +189,7 @@ class _Item:
 
 
 class _FileWork:
-    """The chunks of one file that nobody has taken yet, by windows that are mapped at once."""
+    """The chunks of one file that nobody has taken yet, by windows that are read at once."""
 
     def __init__(self, name: str, tensors: list[TensorEntry]) -> None:
         self.name = name
@@ -222,23 +224,15 @@ def _is_big_endian(file: str) -> bool:
     return start[:4] == b"GGUF" and start[4:6] == b"\0\0"
 
 
-@contextmanager
-def _mapped(
-    descriptor: int, begin: int, end: int, file: str
-) -> Iterator[tuple[mmap.mmap | bytes, int]]:
-    """Bytes `begin` to `end` mapped and faulted in at once, with the offset of the mapping.
+def _fill(descriptor: int, window: Bytes, begin: int, file: str) -> None:
+    """Reads exactly len(window) bytes at `begin`.
 
-    The size is looked at each time: touching what was cut off a mapped file kills the process.
+    Reading, not mapping: what was cut off a mapped file kills whoever touches it, and faulting
+    pages in is slower where they come from a disk.
     """
-    if os.fstat(descriptor).st_size < end:
-        raise MalformedCheckpoint("the file shrank while it was read", file=file)
-    base = begin - begin % mmap.ALLOCATIONGRANULARITY
-    if end == base:
-        yield b"", base
-        return
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-    mapping = mmap.mmap(descriptor, end - base, flags=flags, prot=mmap.PROT_READ, offset=base)
-    try:
-        yield mapping, base
-    finally:
-        mapping.close()
+    view, done = window.data, 0
+    while done < len(window):
+        num = os.preadv(descriptor, [view[done:]], begin + done)
+        if num == 0:
+            raise MalformedCheckpoint("the file shrank while it was read", file=file)
+        done += num

@@ -72,7 +72,7 @@ class TensorSum:
             num_inf=sum(part.num_inf for part in parts) if floats else None,
             num_zero=sum(part.num_zero for part in parts) if layout.counts_zeros else None,
             first_bad=self._first_bad(ordered),
-            largest=max((part.top for part in parts), default=0.0) if floats else None,
+            largest=_top(parts, tensor.dtype) if floats else None,
             all_zero=None if None in known or not known else not any(known),
             rows=self._rows(parts, sums, descriptor),
             vector=_vector(parts) if layout.is_vector and floats else None,
@@ -138,6 +138,12 @@ class TensorSum:
         return ChannelReading(channel, float(sizes[channel]), float(np.median(sizes)))
 
 
+def _top(parts: list[ChunkReading], dtype: str) -> float:
+    """The value of the largest finite pattern of all parts."""
+    pattern = max((part.top for part in parts), default=0)
+    return float(decode(dtype, np.array([pattern], np.uint64))[0])
+
+
 def _vector(parts: list[ChunkReading]) -> VectorReading | None:
     found = [part.vector for part in parts if part.vector is not None]
     count = sum(item[5] for item in found)
@@ -159,7 +165,7 @@ def _blocks(parts: list[ChunkReading], dtype: str) -> BlockReading:
         not_finite=sum(item[1] for item in found),
         zero=sum(item[2] for item in found),
         zero_but_packed=sum(item[3] for item in found),
-        bound=max((part.top for part in parts), default=0.0) * BLOCKS[dtype].reach,
+        bound=_top(parts, BLOCKS[dtype].scale_dtype) * BLOCKS[dtype].reach,
     )
 
 
