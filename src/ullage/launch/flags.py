@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Literal
 
 from ullage.launch.launch import EngineName, Given, Trouble, Word
@@ -34,7 +34,7 @@ class Flag:
 def known_flags(engine: EngineName) -> Mapping[str, Flag]:
     """Every spelling → its flag, of the version in VERSIONS."""
     found: dict[str, Flag] = {}
-    text = files("ullage.launch").joinpath(f"{engine}_flags.tsv").read_text("utf-8")
+    text = Path(__file__).with_name(f"{engine}_flags.tsv").read_text("utf-8")
     for line in text.splitlines():
         if line.startswith("#"):
             continue
