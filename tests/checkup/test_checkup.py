@@ -380,6 +380,10 @@ def test_flags_of_a_server_need_a_server(
     "flags",
     [
         ["--engine", "ftp://127.0.0.1"],
+        ["--engine", "http://"],
+        ["--engine", ""],
+        ["--engine", "http://127.0.0.1:99999"],
+        ["--engine", "http://no host/"],
         ["--gpu", "H900"],
         ["--save", "{file}/below"],
     ],
@@ -423,8 +427,13 @@ def test_whatever_ends_the_checkup_ends_the_engine_and_leaves_no_half_file(
     number: signal.Signals, phase: str, tiny: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "out"
+    # A shell's background jobs ignore SIGINT and hand that down; a user at a terminal does not.
+    heeding = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from ullage.cli.main import main; sys.exit(main())"
+    )
     with subprocess.Popen(
-        [sys.executable, "-m", "ullage", "checkup", str(tiny), "--save", str(place), *SHORT],
+        [sys.executable, "-c", heeding, "checkup", str(tiny), "--save", str(place), *SHORT],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

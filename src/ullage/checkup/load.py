@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx2
 
+from ullage.checkup.bounded import body_of, fetch, lines_of
 from ullage.errors import Unreachable
 
 # One event of a stream holds one or a few tokens; anything of this size is not a token stream.
@@ -158,7 +159,7 @@ class _Collector:
         try:
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
-                    text = (await response.aread())[:300].decode("utf-8", "replace")
+                    text = (await body_of(response))[:300].decode("utf-8", "replace")
                     self.error = f"HTTP {response.status_code}: {_one_line(text)}"
                     return
                 async for payload in _events(response):
@@ -225,9 +226,7 @@ class _Collector:
 
 async def _events(response: httpx2.Response) -> AsyncIterator[str]:
     """The `data:` payloads of a server-sent event stream, one by one."""
-    async for line in response.aiter_lines():
-        if len(line) > MAX_EVENT_BYTES:
-            raise httpx2.RemoteProtocolError("an event is larger than 1 MiB")
+    async for line in lines_of(response, MAX_EVENT_BYTES):
         if line.startswith("data:"):
             yield line[5:].strip()
 
@@ -252,15 +251,15 @@ async def served_model(url: str, api_key: str | None) -> tuple[str, int | None]:
     target = Target(url, "", api_key)
     try:
         async with client_for(target, timeout_s=10.0) as client:
-            response = await client.get("/v1/models")
+            status, body = await fetch(client, "GET", "/v1/models", within_s=15.0)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise Unreachable(f"{url}: no answer from /v1/models ({type(error).__name__})") from error
-    if response.status_code != 200:
-        raise Unreachable(f"{url}: /v1/models answered HTTP {response.status_code}")
+    if status != 200:
+        raise Unreachable(f"{url}: /v1/models answered HTTP {status}")
     try:
-        first = response.json()["data"][0]
+        first = json.loads(body)["data"][0]
         return str(first["id"]), _count(first.get("max_model_len"))
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Unreachable(f"{url}: /v1/models named no model") from error
 
 
@@ -268,10 +267,10 @@ async def tokenize(target: Target, text: str) -> tuple[int, ...] | None:
     """Token ids of `text` as the server makes them (/tokenize); None where it does not."""
     async with client_for(target, timeout_s=10.0) as client:
         try:
-            body = {"model": target.model, "prompt": text, "add_special_tokens": False}
-            response = await client.post("/tokenize", json=body)
-            tokens = response.json()["tokens"] if response.status_code == 200 else None
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError):
+            asked = {"model": target.model, "prompt": text, "add_special_tokens": False}
+            status, body = await fetch(client, "POST", "/tokenize", within_s=15.0, json=asked)
+            tokens = json.loads(body)["tokens"] if status == 200 else None
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError, RecursionError):
             return None
     if not isinstance(tokens, list) or not tokens:
         return None

@@ -14,10 +14,8 @@ from dataclasses import dataclass, fields
 
 import httpx2
 
+from ullage.checkup.bounded import fetch
 from ullage.checkup.load import Target, client_for
-
-# A page of metrics of a busy server is tens of kilobytes; this is a bound on runaway memory.
-MAX_PAGE_BYTES = 8 << 20
 
 Labels = tuple[tuple[str, str], ...]
 Page = dict[str, dict[Labels, float]]
@@ -246,14 +244,14 @@ class Sampler:
         # The moment of the answer's start is the moment that the numbers are of, within its time.
         moment = time.perf_counter() - self.start
         try:
-            response = await self._client.get("/metrics")
+            status, body = await fetch(self._client, "GET", "/metrics", within_s=10.0)
         except httpx2.HTTPError:
             self._num_failed += 1
             return
-        if response.status_code != 200 or len(response.content) > MAX_PAGE_BYTES:
+        if status != 200:
             self._num_failed += 1
             return
-        page = parse_page(response.text)
+        page = parse_page(body.decode("utf-8", "replace"))
         self._samples.append(sample_of(page, moment))
         self._cache = cache_info_of(page) or self._cache
 

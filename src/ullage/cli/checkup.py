@@ -175,8 +175,15 @@ def _options(args: argparse.Namespace) -> Any:
 
 def _url(text: str) -> str:
     """The server's base: what stands before /v1, http assumed."""
+    from urllib.parse import urlsplit
+
     url = text if "://" in text else f"http://{text}"
-    if not url.startswith(("http://", "https://")):
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port above 65535, a broken IPv6 address
+        named = None
+    if not named or any(c.isspace() or not c.isprintable() for c in url):
         raise BadUsage(repr(text[:80]), field="--engine", expected="an http or https URL")
     return url.rstrip("/").removesuffix("/v1")
 
