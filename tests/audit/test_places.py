@@ -65,7 +65,8 @@ def test_places_of_keys_flags_and_commands(name):
     place = place_of(finding("spec: derived", "config: hidden_size"))
     assert place.file == str(path) and '"hidden_size"' in text[place.line - 1]
     assert place_of(finding("config: hidden_size", "flag: --dtype")) == Place("run.sh", 7)
-    assert place_of(finding("deployment: run.sh:2")) == Place("run.sh", 2)
+    assert place_of(finding("deployment: run.sh:9")) == Place("run.sh", 9)
+    assert place_of(finding("deployment: run.sh (not given)")) == Place("run.sh", 2)
     assert place_of(finding("default: --dtype")) == Place(str(path))
 
 

@@ -40,8 +40,8 @@ def _place(
         kind, _, rest = evidence.source.partition(": ")
         if kind == "flag" and rest in flag_places:
             return flag_places[rest]
-        if kind == "deployment" and server is not None:
-            named = named or server
+        if kind == "deployment" and server is not None and named is None:
+            named = _said_line(rest) or server
         file = _file(files, kind)
         if file is None or named is not None:
             continue
@@ -49,6 +49,12 @@ def _place(
         if line is not None:
             named = Place(file, line)
     return named or Place(files.config_file if files.config is not None else str(files.path))
+
+
+def _said_line(text: str) -> Place | None:
+    """The place that `FILE:LINE` names."""
+    file, _, line = text.rpartition(":")
+    return Place(file, int(line)) if file and line.isascii() and line.isdecimal() else None
 
 
 def _file(files: ModelFiles, kind: str) -> str | None:
