@@ -5,6 +5,7 @@ Holds the writing only; the document is `document.py`, the page `html/`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,30 @@ from typing import Any
 
 from ullage.checkup.html.page import render
 from ullage.errors import BadUsage
+
+NAMES = ("report.json", "report.html")
+
+
+def check_place(directory: Path) -> None:
+    """Raise BadUsage where `write_report` could not write, before minutes are spent on a run.
+
+    Makes nothing: the nearest directory that exists is asked.
+    """
+    place = directory
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        reason = None
+        if not place.is_dir():
+            reason = f"{place} is not a directory"
+        elif not os.access(place, os.W_OK | os.X_OK):
+            reason = f"{place} cannot be written"
+        elif taken := [name for name in NAMES if (directory / name).is_dir()]:
+            reason = f"{taken[0]} in it is a directory"
+    except OSError as error:
+        reason = error.strerror
+    if reason:
+        raise _unwritable(directory, reason)
 
 
 def write_report(document: dict[str, Any], directory: Path) -> tuple[Path, Path]:
@@ -35,13 +60,18 @@ def write_report(document: dict[str, Any], directory: Path) -> tuple[Path, Path]
         for temporary, final in written:
             temporary.replace(final)
     except OSError as error:
-        raise BadUsage(
-            f"cannot be written ({error.strerror})",
-            file=directory,
-            field="--save",
-            expected="a directory that can be written",
-        ) from error
+        raise _unwritable(directory, error.strerror) from error
     finally:
         for temporary, _ in written:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a file system that became read-only
+                temporary.unlink(missing_ok=True)
     return directory / "report.json", directory / "report.html"
+
+
+def _unwritable(directory: Path, reason: str | None) -> BadUsage:
+    return BadUsage(
+        f"cannot be written ({reason})",
+        file=directory,
+        field="--save",
+        expected="a directory that can be written",
+    )

@@ -71,15 +71,17 @@ def run(args: argparse.Namespace) -> int:
     try:
         from ullage.checkup.document import build_document
         from ullage.checkup.gather import gather
-        from ullage.checkup.save import write_report
+        from ullage.checkup.save import check_place, write_report
     except ModuleNotFoundError as error:
         raise BadUsage(
             f"the Python package {error.name} is not installed",
             expected="pip install 'ullage[engine]'",
         ) from error
+    options = _options(args)
+    check_place(Path(args.save))
     progress = Progress()
     try:
-        evidence = gather(_options(args), progress)
+        evidence = gather(options, progress)
         progress("writing the report")
         document = build_document(evidence)
         paths = write_report(document, Path(args.save))
