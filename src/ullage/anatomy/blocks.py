@@ -11,7 +11,7 @@ from ullage.anatomy.family import Family
 from ullage.anatomy.feed_forward import activation, is_gated, read_dense
 from ullage.anatomy.keys import Section
 from ullage.anatomy.layer_kinds import MAX_LAYERS
-from ullage.anatomy.mixers import MAX_HEADS, MAX_WIDTH, read_attention
+from ullage.anatomy.mixers import MAX_HEADS, MAX_WIDTH, fact, read_attention
 from ullage.anatomy.spec import (
     Dense,
     FeedForward,
@@ -99,4 +99,5 @@ def _feed_forward(text: Section, family: Family, ffn: Section) -> FeedForward:
         hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
         mult = ffn.number("ffn_mult", maximum=1024.0)
         width = -(-int(2 * mult * hidden_size / 3) // 256) * 256
-    return Dense(width, activation(text, family), is_gated(text, family))
+    bias = fact(text, family.mlp_bias, "mlp_bias", likely=False, widens="weights")
+    return Dense(width, activation(text, family), is_gated(text, family), bias)

@@ -210,6 +210,9 @@ def _read(
     )
     if family.name == "generic":
         _refuse(text)
+    for section in found.around:  # a copy of the language model's own number
+        if section.values.get("vocab_size") == spec.vocab_size:
+            section.ignore("vocab_size")
     unread = [key for section in (*found.around, text) for key in section.unread()]
     return spec, reading, tuple(unread)
 

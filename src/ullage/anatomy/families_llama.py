@@ -49,7 +49,9 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family("mixtral", windows="all", **_NO_BIAS),
     Family("yi", base="llama"),
     Family("arcee", gated=False, activation="relu2"),
-    Family("apertus", gated=False, activation="xielu", qk_norm="head"),
+    Family(
+        "apertus", ignored=("post_norm", "qk_norm"), gated=False, activation="xielu", qk_norm="head"
+    ),
     Family("smollm3", nope="keys", windows="top", window_if="use_sliding_window"),
     Family("seed_oss", o_bias="attention_out_bias"),
     Family("helium", o_bias=False),
@@ -180,6 +182,8 @@ LLAMA_ROWS: tuple[Family, ...] = (
         qk_norm_if="use_qk_norm",
         score_bias="moe_router_enable_expert_bias",
         extra={"use_qk_norm": False},
+        windows="all",
+        window_if="use_sliding_window",
     ),
     Family(
         "afmoe",

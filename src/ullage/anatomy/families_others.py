@@ -65,6 +65,45 @@ OTHER_ROWS: tuple[Family, ...] = (
         qk_norm_if="qk_layernorm",
     ),
     Family("phi3", **_NO_BIAS, mlp_bias=False, windows="all"),
+    # The release's vision and speech adapters are LoRA: engines load them apart.
+    Family(
+        "phi4mm",
+        base="phi3",
+        **_NO_BIAS,
+        mlp_bias=False,
+        windows="all",
+        ignored=("audio_processor", "full_attn_mod", "interpolate_factor", "img_processor"),
+    ),
+    Family(
+        "phi4_multimodal",
+        **_NO_BIAS,
+        mlp_bias=False,
+        windows="all",
+    ),
+    Family(
+        "phi3small",
+        **_LAYER_NORM,
+        **_ALL_BIAS,
+        mlp_bias=True,
+        activation="gegelu",
+        dense_width="ff_intermediate_size",
+        ignored=(
+            "attention_bias",
+            "blocksparse_block_size",
+            "blocksparse_homo_head_pattern",
+            "blocksparse_num_local_blocks",
+            "blocksparse_triton_kernel_block_size",
+            "blocksparse_vert_stride",
+            "dense_attention_every_n_layers",
+            "ff_dim_multiplier",
+            "gegelu_limit",
+            "gegelu_pad_to_256",
+            "mup_use_scaling",
+            "pad_sequence_to_multiple_of_64",
+            "rope_position_scale",
+        ),
+        extra={"tie_word_embeddings": True},
+    ),
     Family(
         "falcon",
         **_LAYER_NORM,
@@ -89,6 +128,7 @@ OTHER_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "cohere",
+        ignored=("model_max_length",),
         norm="layer",
         place="parallel",
         qk_norm="layer",
@@ -98,6 +138,14 @@ OTHER_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "cohere2",
+        ignored=(
+            "model_max_length",
+            "order_of_interleaved_layers",
+            "use_embedding_sharing",
+            "use_gated_activation",
+            "use_parallel_block",
+            "use_parallel_embedding",
+        ),
         norm="layer",
         place="parallel",
         windows="every",
@@ -136,6 +184,7 @@ OTHER_ROWS: tuple[Family, ...] = (
         gated=False,
         mlp_bias="use_bias",
         windows="all",
+        ignored=("activation_function", "mlp_type", "norm_type"),
     ),
     # --- GPT-2 and its kin
     *(
@@ -163,6 +212,7 @@ OTHER_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "gptj",
+        ignored=("rotary",),
         **_LAYER_NORM,
         place="parallel",
         **_NO_BIAS,
@@ -218,10 +268,19 @@ OTHER_ROWS: tuple[Family, ...] = (
         activation="gelu",
         positions="alibi",
         embedding_norm=True,
+        ignored=(
+            "bias_dropout_fusion",
+            "masked_softmax_fusion",
+            "offset_alibi",
+            "skip_bias_add",
+            "skip_bias_add_qkv",
+            "seq_length",
+        ),
     ),
     Family(
         "mpt",
         ignored=(
+            "qk_gn",
             "attn_impl",
             "prefix_lm",
             "attn_uses_sequence_id",
@@ -246,10 +305,28 @@ OTHER_ROWS: tuple[Family, ...] = (
         width_rule="expansion",
     ),
     # --- state spaces and hybrids
-    Family("mamba", ignored=("hidden_act",), plan="mamba", mamba=1, positions="none"),
+    Family(
+        "mamba",
+        ignored=(
+            "hidden_act",
+            "d_inner",
+            "fused_add_norm",
+            "pad_vocab_size_multiple",
+            "rms_norm",
+            "ssm_cfg",
+        ),
+        plan="mamba",
+        mamba=1,
+        positions="none",
+    ),
     Family("falcon_mamba", ignored=("hidden_act",), plan="mamba", mamba=1, positions="none"),
     Family(
-        "mamba2", ignored=("hidden_act",), plan="mamba", mamba=2, mamba_norm=True, positions="none"
+        "mamba2",
+        ignored=("hidden_act", "norm_before_gate", "rms_norm"),
+        plan="mamba",
+        mamba=2,
+        mamba_norm=True,
+        positions="none",
     ),
     Family(
         "nemotron_h",
@@ -277,11 +354,16 @@ OTHER_ROWS: tuple[Family, ...] = (
         mlp_bias=False,
         expert_width="intermediate_size",
     ),
-    Family("bamba", plan="indices", linear="mamba", mamba_norm=True),
-    Family("falcon_h1", plan="hybrid", mamba_norm="mamba_rms_norm"),
+    Family("bamba", plan="indices", linear="mamba", mamba_norm=True, ignored=("attn_rotary_emb",)),
+    Family(
+        "falcon_h1",
+        plan="hybrid",
+        mamba_norm="mamba_rms_norm",
+        ignored=("mamba_use_mlp", "mlp_expansion_factor"),
+    ),
     Family(
         "recurrent_gemma",
-        ignored=("final_w_init_variance_scale",),
+        ignored=("final_w_init_variance_scale", "embeddings_scale_by_sqrt_dim"),
         width_rule="half",
         **{**_GEMMA, "mlp_bias": True},
         plan="block_types",

@@ -392,5 +392,7 @@ def _read_kinds(section: Section, family: Family) -> list[Kind]:
     if family.plan is None and set(section.integers("attn_type_list") or ()) - {1}:
         raise section.error("attn_type_list", section.values.get("attn_type_list"), "only ones")
     if family.plan is not None:
+        if not section.has("sliding_window"):
+            section.ignore("use_sliding_window", "max_window_layers")
         return PLANS[family.plan](section, family)
     return _windowed(section, family, num_layers(section))

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ullage.anatomy.family import Fact, Family
 from ullage.anatomy.keys import Section, Widens
-from ullage.anatomy.positions import read_rope
+from ullage.anatomy.positions import read_rope, uses_alibi
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -104,6 +104,8 @@ def read_head_dim(section: Section, num_heads: int) -> int:
 
 def _qk_norm(section: Section, family: Family) -> QkNorm:
     norm = family.qk_norm
+    if family.qk_norm_if is None and section.values.get("use_qk_norm") is (norm is not None):
+        section.ignore("use_qk_norm")
     if family.qk_norm_if is not None and norm is not None:
         norm = norm if section.boolean(family.qk_norm_if, False) else None
     style = section.optional_text("qk_norm_type") if norm is not None else None
@@ -194,6 +196,7 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
     if gate is not None and family.output_gate_if is not None:
         gate = gate if section.boolean(family.output_gate_if, False) else None
     rotates = family.positions == "rope" and family.nope != "all"
+    rotates = rotates and not uses_alibi(section, family)
     interleaved = fact(
         section, family.rope_interleaved, "rope_interleaved", likely=False, widens="flops"
     )

@@ -40,6 +40,14 @@ ROWS: dict[str, Row] = {
         }
     ),
     "phi3": Row(paths={"qkv": "{attn}.qkv_proj", "gate_up": "{mlp}.gate_up_proj"}),
+    "phi3small": Row(
+        paths={
+            "qkv": "{attn}.query_key_value",
+            "o": "{attn}.dense",
+            "gate_up": "{mlp}.up_proj",
+            "final_norm": "{root}.final_layernorm",
+        }
+    ),
     "gemma2": Row(paths=SANDWICH),
     "glm": Row(paths={"gate_up": "{mlp}.gate_up_proj"}),
     "glm4": Row("glm", {"post1": "post_self_attn_layernorm", "post2": "post_mlp_layernorm"}),
@@ -706,6 +714,7 @@ ALIASES: dict[str, str] = {
         "stablelm_epoch qwen2_5_omni_text exaone4_5",
         "gemma2": "gemma3_text vaultgemma",
         "mixtral": "phimoe",
+        "phi3": "phi4mm phi4_multimodal",
         "glm4": "glm4v_text",
         "glm4_moe": "glm4v_moe_text",
         "mllama": "mllama_text_model",

@@ -98,7 +98,7 @@ _DANGEROUS_MODULES = frozenset(
         ),
         *("pdb", "bdb", "timeit", "trace", "profile", "cProfile", "doctest", "unittest", "idlelib"),
         *("pip", "setuptools", "distutils", "ensurepip", "venv", "site", "threading", "_thread"),
-        *("multiprocessing", "concurrent", "gc", "weakref", "torch.hub", "torch.serialization"),
+        *("multiprocessing", "concurrent", "gc", "weakref", "torch.hub"),
         *("torch.jit", "torch._dynamo", "torch._inductor", "torch.utils", "torch.package"),
         *("torch.distributed", "torch.fx", "torch.ops", "torch.multiprocessing", "numpy.testing"),
         *(
@@ -133,7 +133,15 @@ _DANGEROUS_NAMES = frozenset(
         *("operator.attrgetter", "operator.methodcaller", "operator.itemgetter", "operator.call"),
         *("_operator.attrgetter", "_operator.methodcaller", "_operator.itemgetter"),
         *("functools.partial", "functools.reduce", "_functools.partial", "itertools.starmap"),
-        *("torch.load", "torch.save", "numpy.load", "numpy.save", "numpy.fromfile", "numpy.memmap"),
+        *(
+            "torch.load",
+            "torch.save",
+            "torch.serialization.load",
+            "numpy.load",
+            "numpy.save",
+            "numpy.fromfile",
+            "numpy.memmap",
+        ),
         *("copyreg.add_extension", "copyreg.pickle", "torch._utils._import_dotted_name"),
         *("torch.classes", "torch.compile", "torch._C", "copy.deepcopy"),
     )

@@ -188,6 +188,20 @@ def read_rope(
     )
 
 
+def uses_alibi(section: Section, family: Family) -> bool:
+    """Whether slopes stand in for a rotation in a family that otherwise rotates.
+
+    Falcon says so. Baichuan does not: its 7B (hidden_size 4096) rotates, its 13B has slopes, which
+    is also how vLLM 0.32 (baichuan.py) tells them apart.
+    """
+    if family.name == "falcon":
+        return section.boolean("alibi", False, why="default: false")
+    if family.name == "baichuan":
+        return section.integer("hidden_size") != _BAICHUAN_ROTATES
+    return False
+
+
+_BAICHUAN_ROTATES = 4096
 _POSITION_WORDS: dict[str, PositionKind] = {"alibi": "alibi", "rotary": "rope", "rope": "rope"}
 
 
@@ -229,7 +243,8 @@ def read_positions(section: Section, family: Family, max_positions: int) -> Posi
         if section.boolean("position_biased_input", True, why="default: true"):
             return Positions("learned", max_positions)
         return Positions("relative")
-    if family.name == "falcon" and section.boolean("alibi", False, why="default: false"):
+    if uses_alibi(section, family):
+        section.ignore("rope_theta", "rope_scaling", "rope_parameters")
         return Positions("alibi")
     if family.name == "mpt" and not section.boolean("alibi", True, why="default: true"):
         return Positions("learned", max_positions)

@@ -124,8 +124,9 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "sliding_window": ("attention_window_size", "window_size", "local_attention"),
     "final_logit_softcapping": ("logits_soft_cap",),
     "partial_rotary_factor": ("rotary_pct", "rope_pct"),
-    "rope_theta": ("rotary_emb_base", "rope_base"),
+    "rope_theta": ("rotary_emb_base", "rope_base", "rope_embedding_base"),
     "type_vocab_size": (),
+    "tie_word_embeddings": ("tie_embedding",),
 }
 
 IRRELEVANT_ENDINGS = (
@@ -190,6 +191,14 @@ _IRRELEVANT = (
     "ignore_index video_placeholder image_seq_length image_seq_len image_grid_pinpoints "
     "vision_feature_layer vision_feature_select_strategy use_unified_vision_chunk "
     "vision_soft_tokens_per_image mm_tokens_per_image language_model_only "
-    "use_bidirectional_attention output_gate_type"
+    "use_bidirectional_attention output_gate_type cache_implementation sliding_window_size "
+    "enable_audio_output enable_talker position_id_per_seconds seconds_per_chunk "
+    "audio_soft_tokens_per_image pad2square is_composition use_image_newline_parameter output_past "
+    "is_causal "
+    "router_dtype "
+    "score_function use_rmsnorm moe_capacity moe_gate moe_use_aux_free multi_gate norm_softmax "
+    "tie_weights_ sinusoidal_pos_embds static_position_embeddings add_bias_logits "
+    "add_final_layer_norm dual_chunk_attention_config lora_alpha lora_dropout_p "
+    "lora_main_params_trainable matryoshka_dimensions use_reentrant truncate_dim"
 )
 IRRELEVANT: frozenset[str] = frozenset(_IRRELEVANT.split())

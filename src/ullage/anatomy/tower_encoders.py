@@ -7,6 +7,7 @@ configuration that are no tower at all. Facts: the modules of transformers 5.24,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ullage.anatomy.keys import Section
 from ullage.anatomy.tower_sizes import (
@@ -138,6 +139,46 @@ def _moon_vit(section: Section, _: int) -> TowerSize:
     return TowerSize(depth, hidden, heads, width, total)
 
 
+# Phi-4-multimodal's towers, fixed in its code: SigLIP at 448 pixels with its pooling, and a
+# conformer of 24 blocks. Together with the projections and the LoRA adapters they make up the
+# release's 5,574,460,384 stored elements.
+_PHI4_IMAGE = TowerSize(27, 1152, 16, 4304, 428_565_440)
+_PHI4_AUDIO = TowerSize(24, 1024, 16, 1536, 441_238_304)
+
+
+def phi4_towers(embeddings: Section, text_hidden: int) -> list[tuple[str, TowerSize]]:
+    """The towers that Phi-4-multimodal's `embd_layer` names, with their projections."""
+    found = []
+    projections = linear(1152, text_hidden) + linear(text_hidden, text_hidden) + 2 * 1152
+    if embeddings.section("image_embd_layer") is not None:
+        size = _PHI4_IMAGE
+        found.append(("vision", replace(size, parameters=size.parameters + projections)))
+    projections = 2 * (linear(1024, text_hidden) + linear(text_hidden, text_hidden))
+    if embeddings.section("audio_embd_layer") is not None:
+        size = _PHI4_AUDIO
+        found.append(("audio", replace(size, parameters=size.parameters + projections)))
+    return found
+
+
+def _timm_vit(section: Section, _: int) -> TowerSize:
+    """DeepSeek-VL2's SigLIP, in timm's words; its pooling by attention is stored too."""
+    hidden = section.integer("width", maximum=MAX_WIDTH)
+    depth = section.integer("layers", maximum=MAX_DEPTH)
+    width = int(hidden * section.number("mlp_ratio", 4.0, why="default: 4", maximum=64.0))
+    patch = section.integer("patch_size", maximum=1 << 10)
+    side = section.integer("image_size", 384, why="default: 384", maximum=1 << 16) // patch
+    section.ignore("model_name")
+    layer = _audio_layer(hidden, width, key_bias=True)
+    total = depth * layer + linear(3 * patch * patch, hidden) + side * side * hidden + 2 * hidden
+    return TowerSize(depth, hidden, 16, width, total + layer - hidden)
+
+
+def _deepseek_vl2(root: Section, hidden: int, text: int) -> int:
+    """Patches two by two through two matrices, a newline and a separator between views."""
+    root.ignore("candidate_resolutions", "global_view_pos", "projector_config", "tile_tag")
+    return linear(4 * hidden, text) + linear(text, text) + 2 * text
+
+
 # Towers that include what joins them to the text; None: one of a size that is not known.
 OMNI_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
     "qwen2_5_omni_audio_encoder": _qwen2_5_omni_audio,
@@ -150,6 +191,7 @@ OMNI_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
 REMOTE_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
     "intern_vit_6b": _intern_vit,
     "moonvit": _moon_vit,
+    "deepseek_vl_v2 vision": _timm_vit,
 }
 
 
@@ -176,6 +218,7 @@ def _lfm2_vl(root: Section, hidden: int, text: int) -> int:
 
 REMOTE_PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "kimi_vl": _kimi_vl,
+    "deepseek_vl_v2": _deepseek_vl2,
     "cohere2_vision": _cohere2_vision,
     "lfm2_vl": _lfm2_vl,
 }

@@ -18,6 +18,7 @@ from ullage.anatomy.tower_encoders import (
     OMNI_WHOLE,
     REMOTE_ENCODERS,
     REMOTE_PROJECTORS,
+    phi4_towers,
 )
 from ullage.anatomy.tower_sizes import (
     ENCODERS,
@@ -69,7 +70,7 @@ def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple
     Raises:
         UnsupportedModel: a tower is named, but nothing about its size can be read.
     """
-    towers = []
+    towers = _phi4(text, text_hidden)
     for section in around or [text]:
         model_type = section.values.get("model_type")
         root_type = model_type if isinstance(model_type, str) else ""
@@ -91,6 +92,29 @@ def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple
             section.ignore(key)
             towers.append(_tower(section, key, value, root_type, nested.get(key, ""), text_hidden))
     return tuple(towers)
+
+
+def _phi4(text: Section, text_hidden: int) -> list[Tower]:
+    """Phi-4-multimodal, whose towers are fixed by its code."""
+    embeddings = text.section("embd_layer")
+    if embeddings is None:
+        return []
+    for key in ("vision_lora", "speech_lora"):
+        if text.has(key):
+            text.ignore(key)
+            text.reading.source(text.field(key), "left out", "an adapter, loaded apart")
+    return [
+        Tower(
+            "audio" if modality == "audio" else "vision",
+            "phi4mm",
+            size.num_layers,
+            size.hidden_size,
+            size.num_heads,
+            size.intermediate,
+            size.parameters,
+        )
+        for modality, size in phi4_towers(embeddings, text_hidden)
+    ]
 
 
 _TOWER_KEYS = ("vision_config", "audio_config")
@@ -119,7 +143,13 @@ def _tower(
     )
     stated = values.get("model_type")
     named = stated if isinstance(stated, str) and stated else default_type
-    candidates = (named, VIT_NAMES.get(named, ""), default_type, f"{named}_{modality}")
+    candidates = (
+        f"{root_type} {named}",
+        named,
+        VIT_NAMES.get(named, ""),
+        default_type,
+        f"{named}_{modality}",
+    )
     tower_type = next((c for c in candidates if c in _WHOLE or c in VITS or c in _ENCODERS), named)
     known = class_defaults(tower_type)
     section = Section(
