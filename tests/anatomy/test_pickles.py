@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.pickles import pickle_imports
+from ullage.anatomy.pickles import MAX_FILES, all_imports, is_dangerous, pickle_imports
 from ullage.errors import MalformedCheckpoint
 
 
@@ -59,6 +59,49 @@ def test_the_imports_that_count_as_harmless_are_torch_s_own() -> None:
     ours = {f"{module}.{name}" for module, names in _TENSOR_IMPORTS.items() for name in names}
     # Storages under torch. are looked up by name there, by a table of its own.
     assert {name for name in ours - allowed if not name.endswith("Storage")} <= {"torch.dtype"}
+
+
+def test_no_import_that_torch_allows_counts_as_dangerous() -> None:
+    unpickler = pytest.importorskip("torch._weights_only_unpickler")
+    assert [name for name in unpickler._get_allowed_globals() if is_dangerous(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os.system", "posix.system", "nt.system", "subprocess.Popen", "builtins.eval"),
+        *("builtins.exec", "__builtin__.eval", "builtins.getattr", "builtins.__import__"),
+        *("runpy.run_path", "importlib.import_module", "pickle.loads", "_pickle.loads"),
+        *("socket.socket", "urllib.request.urlopen", "torch.hub.load", "torch.load"),
+        *("operator.attrgetter", "functools.partial", "ctypes.CDLL", "webbrowser.open"),
+        *("numpy.testing._private.utils.runstring", "torch.utils.cpp_extension.load", "sys.exit"),
+        "(a name computed at load time)",
+    ],
+)
+def test_what_runs_code_or_reaches_out_is_dangerous(name: str) -> None:
+    assert is_dangerous(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("collections.OrderedDict", "torch.FloatStorage", "torch._utils._rebuild_tensor_v2"),
+        *("builtins.set", "builtins.dict", "numpy.core.multiarray._reconstruct", "numpy.dtype"),
+        *("argparse.Namespace", "osmosis.Model", "system.os", "transformers.TrainingArguments"),
+    ],
+)
+def test_what_holds_data_or_is_unknown_is_not_called_dangerous(name: str) -> None:
+    assert not is_dangerous(name)
+
+
+def test_many_files_are_listed_and_each_tells_why_it_could_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "empty.bin").write_bytes(b"")
+    (tmp_path / "harm.bin").write_bytes(pickle.dumps(Harmful(tmp_path / "trace"), 2))
+    empty, harm, gone = all_imports(tmp_path / f"{n}.bin" for n in ("empty", "harm", "gone"))
+    assert empty.reason is not None and gone.reason is not None and harm.reason is None
+    assert harm.dangerous and not empty.dangerous
+    many = all_imports([tmp_path / "empty.bin"] * (MAX_FILES + 1))
+    assert "are followed" in (many[-1].reason or "")
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
