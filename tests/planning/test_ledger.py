@@ -19,6 +19,7 @@ from ullage.anatomy.spec import (
     ModelSpec,
     Norm,
     Positions,
+    Rope,
     Unknown,
 )
 from ullage.costs.deployment import Deployment, Parallel
@@ -327,6 +328,47 @@ def test_a_context_beyond_the_model_is_refused():
         answer_workload(ledger, 32769, 1)
     with pytest.raises(BadUsage, match="nothing says how large"):
         answer_workload(build_ledger(known(tiny()), Deployment()), 100, 1)
+
+
+def test_a_context_beyond_the_length_that_is_served_is_refused():
+    """vLLM turns such a request away: saying that it fits would be an answer to no question."""
+    deployment = Deployment(kv_cache_memory_bytes=8 * GIB, max_model_len=2000)
+    ledger = build_ledger(known(tiny()), deployment)
+    with pytest.raises(BadUsage, match=r"--context: 2,001 tokens are beyond --max-model-len"):
+        answer_workload(ledger, 2001, 1)
+    assert answer_workload(ledger, 2000, 1).fits is True
+
+
+def test_a_context_may_go_as_far_as_scaled_positions():
+    """vLLM multiplies the configured maximum by a linear factor (config/model.py)."""
+    spec = tiny()
+    mixer = replace(spec.layers[0].mixer, rope=Rope(1e4, 128, scaling="linear", factor=4.0))
+    scaled = replace(spec, layers=tuple(replace(x, mixer=mixer) for x in spec.layers))
+    ledger = build_ledger(known(scaled), Deployment(kv_cache_memory_bytes=64 * GIB))
+    assert ledger.decided.longest_model_len == 4 * 32768
+    assert answer_workload(ledger, 4 * 32768, 1).fits is True
+    with pytest.raises(BadUsage, match="at most 131,072"):
+        answer_workload(ledger, 4 * 32768 + 1, 1)
+
+
+def test_a_model_without_a_maximum_length_takes_what_is_asked():
+    """vLLM assumes 2,048 only where nobody says a length (_get_and_verify_max_len)."""
+    spec = tiny(max_positions=0)
+    deployment = Deployment(kv_cache_memory_bytes=8 * GIB, max_model_len=9000)
+    ledger = build_ledger(known(spec), deployment)
+    assert (ledger.decided.max_model_len, ledger.refusals) == (9000, ())
+    assert answer_workload(ledger, 9000, 1).fits is True
+    with pytest.raises(BadUsage, match="beyond --max-model-len"):
+        answer_workload(ledger, 9001, 1)
+    open_length = build_ledger(known(spec), replace(deployment, max_model_len=None))
+    assert open_length.decided.max_model_len == 2048
+    assert answer_workload(open_length, 9001, 1).fits is True
+
+
+def test_a_workload_is_not_said_to_fit_where_no_rule_covers_the_model():
+    spec = tiny(kind="encoder-decoder", encoder_layers=tiny().layers)
+    ledger = build_ledger(known(spec), Deployment(), parse_gpus("B200"))
+    assert answer_workload(ledger, 1000, 1).fits is None
 
 
 # --- a real server -------------------------------------------------------------------------------

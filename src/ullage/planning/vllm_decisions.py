@@ -219,6 +219,8 @@ class _Deciding:
     def _longest_model_len(self) -> int:
         """The model's own maximum as vLLM derives it (config/model.py, _get_and_verify_max_len)."""
         if self.spec.max_positions <= 0:
+            if self.flags.max_model_len is not None and self.flags.max_model_len > 0:
+                return self.flags.max_model_len  # nothing limits what is asked for
             self.warnings.append(f"no maximum length is configured: vLLM assumes {UNSAID_LENGTH:,}")
             return UNSAID_LENGTH
         if self.settings.get("rope_factor") == "included":

@@ -20,7 +20,7 @@ class WorkloadAnswer:
     what stops one more. `replicas` of the whole deployment are needed for all of them and take
     `devices` (None when not even one request fits). `short_bytes` is what the KV cache of one rank
     lacks for all of them at once. Ranges run from the heaviest to the lightest case; `fits` is
-    None in between, or when there is no size of the KV cache.
+    None in between, or where the engine's rules do not cover the model.
     """
 
     context: int
@@ -38,17 +38,14 @@ def answer_workload(ledger: Ledger, context: int | None, concurrency: int | None
     """Judge the workload as served with --max-model-len at its context.
 
     Without a context the deployment's own max_model_len is meant; without a concurrency only what
-    fits is said. Raises BadUsage when the model cannot see that far, or nothing sizes the KV cache.
+    fits is said. Raises BadUsage when the model or --max-model-len does not go that far, or nothing
+    sizes the KV cache.
     """
     deployment = ledger.deployment
-    length = context if context is not None else ledger.decided.max_model_len
-    most = ledger.heavy.spec.max_positions
-    if most and length > most:
-        raise BadUsage(
-            f"{length:,} tokens are beyond the model's own maximum",
-            field="--context",
-            expected=f"at most {most:,}",
-        )
+    length = ledger.decided.max_model_len
+    if context is not None:
+        length = context
+        _check_context(ledger, context)
     cases = (ledger.heavy, ledger.light)
     allocations = [_at_length(case, ledger, length) for case in cases]
     copies = deployment.parallel.data
@@ -68,6 +65,8 @@ def answer_workload(ledger: Ledger, context: int | None, concurrency: int | None
     ranks = num_ranks(deployment.parallel)
     needed = concurrency or 1
     fits = True if holds[0] >= needed else (False if holds[1] < needed else None)
+    if fits and heavy.basis == "unsupported":
+        fits = None  # what the engine's rules do not cover may need more than was counted
     return WorkloadAnswer(
         context=length,
         concurrency=concurrency,
@@ -79,6 +78,21 @@ def answer_workload(ledger: Ledger, context: int | None, concurrency: int | None
         request_bytes=heavy.request_bytes,
         short_bytes=Range(short[0], short[1]),
     )
+
+
+def _check_context(ledger: Ledger, context: int) -> None:
+    """Raise BadUsage for a request that the engine would turn away whatever its memory."""
+    asked = ledger.deployment.max_model_len or 0
+    most, whose = ledger.decided.longest_model_len, "the model's own maximum"
+    if 0 < asked <= most:
+        most, whose = asked, "--max-model-len"
+    unlimited = ledger.heavy.spec.max_positions <= 0 and asked <= 0
+    if context > most and not unlimited:
+        raise BadUsage(
+            f"{context:,} tokens are beyond {whose}",
+            field="--context",
+            expected=f"at most {most:,}",
+        )
 
 
 def _at_length(case: Case, ledger: Ledger, length: int) -> Allocation:
