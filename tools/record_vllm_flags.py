@@ -20,6 +20,7 @@ ARITY = {"?": "optional", "+": "many", "*": "any", 0: "none", None: "one"}
 TYPES = {
     "int": "integer",
     "float": "number",
+    "loads": "json",
     "human_readable_int": "size",
     "human_readable_int_or_auto": "size-or-auto",
 }
@@ -49,14 +50,16 @@ def flags() -> str:
     for action in parser._actions:
         if not action.option_strings:
             continue
-        kind = type_name(action.type)
+        kind = TYPES.get(type_name(action.type), "text")
+        if getattr(action.type, "__name__", "") == "_optional_type":
+            kind += "?"
         choices = [str(choice) for choice in action.choices or () if choice is not None]
         rows.append(
             "\t".join(
                 (
                     " ".join(action.option_strings),
                     ARITY[action.nargs],
-                    TYPES.get(kind, "text"),
+                    kind,
                     " ".join(choices),
                 )
             )

@@ -5,6 +5,7 @@ Holds the verdicts; reading a command is `launch/`'s. Without a deployment file 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
@@ -119,27 +120,37 @@ def _wrong_values(launch: Launch) -> Iterator[tuple[str, str, str]]:
             yield flag.spelling, "no value", "a value"
         elif flag.trouble or flag.open or known is None or known.name == "--kv-cache-dtype":
             continue  # A161 has unknown flags, A088 the KV dtypes
-        elif known.choices and (bad := [v for v in flag.values if v not in known.choices]):
+        elif known.choices and (
+            bad := [v for v in flag.values if v not in known.choices and not _unset(known.kind, v)]
+        ):
             yield flag.spelling, repr(bad[0][:40]), f"one of {', '.join(known.choices)}"
         elif bad := [v for v in flag.values if not _parses(known.kind, v)]:
-            yield flag.spelling, repr(bad[0][:40]), f"a value of kind {known.kind}"
+            yield flag.spelling, repr(bad[0][:40]), f"a value of kind {known.kind.rstrip('?')}"
         elif flag.name in settings and (found := problem_of(settings[flag.name], flag)):
             yield flag.spelling, found, settings[flag.name].expected
 
 
 def _parses(kind: str, text: str) -> bool:
-    if text in ("", "None"):  # vLLM's optional types take these for "not set"
+    if _unset(kind, text):
         return True
+    kind = kind.rstrip("?")
     try:
         if kind == "integer":
             int(text)
         elif kind == "number":
             float(text)
+        elif kind == "json":
+            json.loads(text)
         elif kind == "size" or (kind == "size-or-auto" and text.lower() not in ("auto", "-1")):
             parse_integer(text)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RecursionError):
         return False
     return True
+
+
+def _unset(kind: str, text: str) -> bool:
+    """Whether the parser takes the text for "not set"."""
+    return kind.endswith("?") and text in ("", "None")
 
 
 def _values(subject: Subject) -> Verdict:

@@ -21,7 +21,10 @@ VERSIONS = {"vllm": "0.32", "sglang": "0.5"}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that the server's parser knows. `choices` is empty where any value goes."""
+    """A flag that the server's parser knows. `choices` is empty where any value goes.
+
+    `kind` ends in `?` where the parser takes an empty text or `None` for "not set".
+    """
 
     name: str
     names: tuple[str, ...]
