@@ -134,11 +134,10 @@ def reason(error: BaseException) -> str:
 
 def start(folder: str, limits: dict, usage: str) -> dict:
     """Start a whole engine and read what it allocated."""
+    from vllm import __version__
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
-
-    from vllm import __version__
 
     arguments = {
         "load_format": "dummy",
