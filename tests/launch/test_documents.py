@@ -195,6 +195,8 @@ HOSTILE = {
     "nothing.sh": ("echo hello\n", "starts no server"),
     "quote.sh": ("vllm serve 'm\n", "never ends"),
     "empty.yaml": ("", "starts no"),
+    "many.yaml": ("- containers: [{image: vllm, args: [a]}]\n" * 300, "more than 200 servers"),
+    "long.yaml": ("- a\n" * 60_000, "more than 50,000 values"),
     "Dockerfile": ("FROM x\nCMD [1, 2]\n", "texts"),
 }
 

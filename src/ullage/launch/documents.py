@@ -13,7 +13,8 @@ from ullage.errors import BadInput
 from ullage.launch.commands import launch_of, starts_in_shell
 from ullage.launch.launch import Launch
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 256 << 10
+MAX_SERVERS = 200
 EXPECTED = (
     "a vllm or SGLang command line, a Dockerfile, a compose file, a Kubernetes manifest or Helm "
     "values that start one"
@@ -30,6 +31,8 @@ def read_launches(path: str) -> tuple[Launch, ...]:
     found = _launches(text, path)
     if not found:
         raise BadInput("starts no server that is known here", file=path, expected=EXPECTED)
+    if len(found) > MAX_SERVERS:
+        raise BadInput(f"starts more than {MAX_SERVERS} servers", file=path)
     found = _with_own_names(found)
     return tuple(
         replace(launch, neighbours=tuple(o for o in found if o is not launch)) for launch in found

@@ -16,6 +16,7 @@ _NAME_START = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")
 _NAME = _NAME_START | frozenset("0123456789")
 _SPECIAL = frozenset("@*#?-$!0123456789")
 MAX_WORDS = 100_000
+MAX_VARIABLES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,13 @@ def commands(text: str, first_line: int = 1) -> list[Command]:
     while not reader.at_end():
         words = reader.command()
         assignments: dict[str, Word] = {}
-        while words and (pair := _assignment(words[0])):
-            assignments[pair[0]] = pair[1]
-            words = words[1:]
+        words = words[_leading_assignments(words, 0, assignments) :]
         if words and words[0].text in ("export", "declare", "readonly", "env"):
-            rest = words[1:]
-            while rest and (pair := _assignment(rest[0])):
-                assignments[pair[0]] = pair[1]
-                rest = rest[1:]
+            rest = words[_leading_assignments(words, 1, assignments) :]
             if words[0].text != "env":
                 exported.update(assignments)
+                if len(exported) > MAX_VARIABLES:
+                    raise ValueError(f"more than {MAX_VARIABLES:,} exported variables")
                 continue
             words = rest
         if words:
@@ -62,6 +60,14 @@ def commands(text: str, first_line: int = 1) -> list[Command]:
 def plain_words(text: str, first_line: int = 1) -> tuple[Word, ...]:
     """The words of a text that is one command (as compose and Dockerfiles have them)."""
     return tuple(word for command in commands(text, first_line) for word in command.words)
+
+
+def _leading_assignments(words: list[Word], start: int, found: dict[str, Word]) -> int:
+    """Puts the assignments from `start` on into `found`; returns where the first other word is."""
+    while start < len(words) and (pair := _assignment(words[start])):
+        found[pair[0]] = pair[1]
+        start += 1
+    return start
 
 
 def _assignment(word: Word) -> tuple[str, Word] | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ullage.errors import BadInput
 
 MAX_DEPTH = 64
-MAX_NODES = 200_000
+MAX_NODES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
