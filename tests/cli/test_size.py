@@ -13,7 +13,7 @@ from ullage.anatomy import load
 from ullage.anatomy.tensors import expected_tensors
 from ullage.cli.flags import parse_integer
 from ullage.cli.main import main
-from ullage.cli.size_table import human_bytes
+from ullage.cli.size_table import human_bytes, table_lines
 
 CONFIGS = Path(__file__).parents[3] / "shared" / "configs"
 LLAMA = {
@@ -393,3 +393,21 @@ def test_other_numbers_are_not_read(text):
 )
 def test_human_bytes(count, text):
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize("width", [80, 96, 120])
+@pytest.mark.parametrize("flags", [(), ("--context", "2000", "--concurrency", "50")])
+def test_the_table_keeps_to_the_columns_of_a_terminal(size, llama, width, flags):
+    made = size(llama, "--gpu", "H100-SXM:2", *flags)
+    lines = table_lines(made, width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    assert f"{made['kv_cache_tokens']:,}" in words
+    assert f"{made['num_blocks']:,}" in words
+
+
+def test_without_a_terminal_every_row_is_one_line_and_exact(size, llama):
+    made = size(llama, "--gpu", "H100-SXM")
+    lines = table_lines(made)
+    assert any(f"{made['weights_bytes']:,}" in line for line in lines)
+    assert any(made["ranges"]["num_blocks"]["reason"] in line for line in lines)

@@ -55,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
         json.dump(document, sys.stdout, allow_nan=False)
         print()
     else:
+        import shutil
+
         from ullage.cli.size_table import table_lines  # only a reader of tables pays for it
 
-        print("\n".join(table_lines(document)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(table_lines(document, width)))
     return 0

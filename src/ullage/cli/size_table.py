@@ -11,11 +11,11 @@ from typing import Any
 Document = Mapping[str, Any]
 
 LABELS = {
-    "parameters": "parameters",
-    "weights_bytes": "weights, heaviest rank",
-    "kv_bytes_per_token": "KV per token, one rank",
-    "state_bytes_per_sequence": "state per sequence, one rank",
-    "kv_cache_bytes": "KV cache, one rank",
+    "parameters": "parameters, all ranks",
+    "weights_bytes": "weights",
+    "kv_bytes_per_token": "KV per token",
+    "state_bytes_per_sequence": "state per sequence",
+    "kv_cache_bytes": "KV cache",
     "block_size": "block size",
     "num_blocks": "blocks",
     "kv_cache_tokens": "tokens in the KV cache",
@@ -37,13 +37,23 @@ PARTS = {
 NOT_EVALUABLE = "not evaluable"
 
 
-def table_lines(document: Document) -> list[str]:
-    """The whole answer as lines of plain text."""
-    lines = [_headline(document), _verdict(document)]
-    lines += _section("memory of one rank", _ledger_rows(document))
-    lines += _section("figures", _figure_rows(document))
-    lines += _section("workload", _workload_rows(document))
-    lines += _section("decisions", _decision_rows(document))
+NARROW = 96
+"""Below this many columns bytes are shown in human units alone; the JSON has them exactly."""
+LEAST_CELL = 24
+"""A last column narrower than this is not wrapped: one word a line helps nobody."""
+
+
+def table_lines(document: Document, width: int | None = None) -> list[str]:
+    """The whole answer as lines of plain text, at most `width` columns wide where that can be.
+
+    Without a width (no terminal) every row is one line, for grep.
+    """
+    narrow = width is not None and width < NARROW
+    lines = [*_wrapped("", _headline(document), width), *_wrapped("", _verdict(document), width)]
+    lines += _section("memory of one rank", _ledger_rows(document, narrow=narrow), width)
+    lines += _section("figures of one rank, the heaviest", _figure_rows(document, narrow), width)
+    lines += _section("workload", _workload_rows(document), width)
+    lines += _section("decisions", _decision_rows(document), width)
     for title, texts in (
         ("the engine would not start", document["refusals"]),
         ("why there are ranges", _reasons(document)),
@@ -52,7 +62,7 @@ def table_lines(document: Document) -> list[str]:
         ("not read", document["unread"]),
         ("not evaluable", [f"{k}: {v}" for k, v in document["not_evaluable"].items()]),
     ):
-        lines += _section(title, [(text,) for text in texts])
+        lines += _section(title, [(text,) for text in texts], width)
     return [_printable(line) for line in lines]
 
 
@@ -94,12 +104,23 @@ def _verdict(document: Document) -> str:
     return f"fits: cannot be told ({document['not_evaluable'].get('fits', '')})"
 
 
-def _section(title: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    body = _aligned(list(rows))
+def _section(title: str, rows: Iterable[Sequence[str]], width: int | None) -> list[str]:
+    body = _aligned(list(rows), width)
     return ["", title, *body] if body else []
 
 
-def _aligned(rows: list[Sequence[str]]) -> list[str]:
+def _wrapped(start: str, text: str, width: int | None) -> list[str]:
+    """`start` and `text` in one line, or the text in lines that all begin under its first."""
+    line = f"{start}{text}".rstrip()
+    if width is None or len(line) <= width or width - len(start) < LEAST_CELL:
+        return [line]
+    from textwrap import wrap
+
+    indent = len(start) or 2
+    return wrap(text, width, initial_indent=start, subsequent_indent=" " * indent)
+
+
+def _aligned(rows: list[Sequence[str]], width: int | None) -> list[str]:
     """Rows in columns; numbers (second column on, except the last) to the right."""
     if not rows:
         return []
@@ -108,14 +129,13 @@ def _aligned(rows: list[Sequence[str]]) -> list[str]:
     lines = []
     for row in rows:
         cells = [
-            cell if i == len(row) - 1 else (cell.ljust if i == 0 else cell.rjust)(widths[i])
-            for i, cell in enumerate(row)
+            (cell.ljust if i == 0 else cell.rjust)(widths[i]) for i, cell in enumerate(row[:-1])
         ]
-        lines.append("  " + "  ".join(cells).rstrip())
+        lines += _wrapped("".join(f"  {cell}" for cell in cells) + "  ", row[-1], width)
     return lines
 
 
-def _ledger_rows(document: Document) -> list[Sequence[str]]:
+def _ledger_rows(document: Document, *, narrow: bool) -> list[Sequence[str]]:
     ledger = document["ledger"]
     if ledger is None:
         return []
@@ -123,33 +143,29 @@ def _ledger_rows(document: Document) -> list[Sequence[str]]:
     for part in ledger["parts"]:
         low, high = part["min"], part["max"]
         bounds = "" if low == high else f"{human_bytes(low)} to {human_bytes(high)}"
-        rows.append(
-            (
-                PARTS[part["name"]],
-                human_bytes(part["bytes"]),
-                f"{part['bytes']:,}",
-                bounds,
-                _kind(part["provenance"]),
-            )
-        )
+        exact = () if narrow else (f"{part['bytes']:,}",)
+        human = human_bytes(part["bytes"])
+        rows.append((PARTS[part["name"]], human, *exact, bounds, _kind(part["provenance"])))
     total = ledger["device_bytes"]
-    rows.append(("device", human_bytes(total), f"{total:,}", "", "sum"))
+    exact = () if narrow else (f"{total:,}",)
+    rows.append(("device", human_bytes(total), *exact, "", "sum"))
     return rows
 
 
-def _figure_rows(document: Document) -> list[Sequence[str]]:
+def _figure_rows(document: Document, narrow: bool) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for key, label in LABELS.items():
         value = document[key]
         source = document["provenance"][key]
-        if value is None:
-            rows.append((label, "", NOT_EVALUABLE, "", ""))
-            continue
         is_bytes = "bytes" in key
-        human = _bytes_text(value) if is_bytes else ""
-        unit = "" if is_bytes else f" {UNITS[key]}" if key in UNITS else ""
-        number = f"{_number_text(value)}{unit}"
-        rows.append((label, human, number, _other_end(document, key), _kind(source)))
+        human = _bytes_text(value) if is_bytes and value is not None else ""
+        number, other, kind = NOT_EVALUABLE, "", ""
+        if value is not None:
+            unit = f" {UNITS[key]}" if key in UNITS else ""
+            number = f"{_number_text(value)}{unit}"
+            other, kind = _other_end(document, key), _kind(source)
+        shown = (human or number,) if narrow else (human, number)
+        rows.append((label, *shown, other, kind))
     return rows
 
 
@@ -170,7 +186,8 @@ def _workload_rows(document: Document) -> list[Sequence[str]]:
     if workload["short_bytes"]:
         rows.append(("short", f"{_bytes_text(workload['short_bytes'])} of KV on one rank"))
     if workload["replicas"] is not None:
-        rows.append(("replicas", f"{workload['replicas']:,} ({workload['devices']:,} devices)"))
+        devices = f"{workload['devices']:,} device{'s' if workload['devices'] != 1 else ''}"
+        rows.append(("replicas", f"{workload['replicas']:,} ({devices})"))
     return rows
 
 
