@@ -78,7 +78,11 @@ def _launches(text: str, path: str) -> list[Launch]:
         starts = starts_in_shell(text)
     except ValueError as error:
         raise BadInput(str(error), file=path, expected="a shell command line") from error
-    return [launch_of(start, name="command", file=path, kind="command") for start in starts]
+    # One more than the cap is enough to say that it is exceeded.
+    return [
+        launch_of(start, name="command", file=path, kind="command")
+        for start in starts[: MAX_SERVERS + 1]
+    ]
 
 
 def _looks_like_yaml(text: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -110,6 +110,7 @@ def _count_trouble(flag: Flag, values: int, attached: bool) -> Trouble:
     return "no value" if values == 0 and flag.arity in ("one", "many") else ""
 
 
+@lru_cache(4096)
 def _match(engine: EngineName, spelling: str) -> tuple[str, Flag | None, Trouble, bool]:
     """(the flag's own name, the flag, what is wrong, whether `--no-` negates it)."""
     table = known_flags(engine)
