@@ -3,7 +3,7 @@
 Each worker process audits and sizes file after file in itself, with an audit hook that notes what
 Python does: running a program, compiling or executing text, loading a library, opening a file
 outside the case's directory or the installation. Per file: no exception but ullage's own, at most
-2 s, the process below 500 MB; a worker that dies or hangs is a failure of the file that it was at.
+2 s, the process below 500 MB; a worker that dies or hangs is a fault too.
 Writes RESULTS.md beside itself:
 
     .venv/bin/python benchmarks/fuzz/run.py [--files 10000] [--jobs 2] [--only gguf …]
@@ -25,7 +25,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -189,11 +190,10 @@ def work(connection: Connection, kind: str, seeds: range, scratch: str) -> None:
     sys.addaudithook(watch.hook)
     place = Path(scratch) / f"{os.getpid()}"
     for seed in seeds:
-        connection.send(("at", seed))
         outcome = judge(place, kind, seed, watch)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        connection.send(("done", outcome, peak_mb))
-    connection.send(("end",))
+        connection.send((outcome, peak_mb))
+    connection.send("end")
 
 
 @dataclass
@@ -223,35 +223,37 @@ def fuzz(kind: str, files: int, jobs: int, first_seed: int = 0) -> Total:
             process.start()
             theirs.close()
             workers.append((process, mine))
-        for process, mine in workers:
-            at: int | None = None
-            for message in _messages(mine):
-                if message[0] == "at":
-                    at = message[1]
-                elif message[0] == "end":
-                    at = None
-                else:
-                    _add(total, message[1], message[2])
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            if at is not None:
-                total.faults.append(f"{kind}/{at}: the worker died (exit code {process.exitcode})")
+        for message, process in _messages(workers):
+            if message is None:
+                total.faults.append(f"{kind}: a worker died or hung (exit code {process.exitcode})")
+            else:
+                _add(total, *message)
+    if total.files != files:
+        total.faults.append(f"{kind}: {files - total.files} files were not read")
     return total
 
 
-def _messages(connection: Connection) -> Iterator[tuple]:  # type: ignore[type-arg]
-    while True:
-        try:
-            if not connection.poll(60):
-                return
-            message = connection.recv()
-        except (EOFError, OSError):
-            return
-        yield message
-        if message[0] == "end":
-            return
+def _messages(
+    workers: list[tuple[SpawnProcess, Connection]],
+) -> Iterator[tuple[tuple[Outcome, float] | None, SpawnProcess]]:
+    """What the workers send, as it comes; None once for one that ends before its time."""
+    left = {connection: process for process, connection in workers}
+    while left:
+        ready = wait(list(left), timeout=60)
+        for connection in ready or list(left):
+            assert isinstance(connection, Connection)
+            process = left[connection]
+            try:
+                message = connection.recv() if ready else None
+            except (EOFError, OSError):
+                message = None
+            if message == "end" or message is None:
+                del left[connection]
+                process.join(5 if message else 0.1)
+                process.kill()
+                process.join()
+            if message != "end":
+                yield message, process
 
 
 def _add(total: Total, outcome: Outcome, peak_mb: float) -> None:

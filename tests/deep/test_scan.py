@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ullage.anatomy.index import read_checkpoint
 from ullage.deep import scan as scan_module
 from ullage.deep.formats import FLOATS
-from ullage.deep.readings import DeepScan, TensorReading, is_scale
+from ullage.deep.names import is_scale
+from ullage.deep.readings import DeepScan, TensorReading
 from ullage.deep.scan import scan_checkpoint
 from ullage.errors import MalformedCheckpoint
 

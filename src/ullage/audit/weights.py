@@ -7,11 +7,15 @@ are `weights_layers.py`. Without `--deep` every one of them is not evaluable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject, unit_count
-from ullage.deep.readings import DeepScan, TensorReading, is_scale
+from ullage.deep.names import is_scale
 from ullage.findings.finding import Evidence, Severity
+
+if TYPE_CHECKING:
+    from ullage.deep.readings import DeepScan, TensorReading
 
 SOURCE = "--deep: every tensor's bytes"
 NOT_ASKED = NotEvaluable(("the tensors' values (--deep reads them)",))

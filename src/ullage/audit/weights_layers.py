@@ -5,11 +5,16 @@ Single numbers and rows are `weights.py`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject
 from ullage.audit.weights import FP16_MAX, NOT_ASKED, SOURCE, content, looked_at
-from ullage.deep.readings import DeepScan, TensorReading, VectorReading, is_scale
+from ullage.deep.names import is_scale
 from ullage.findings.finding import Evidence, Severity
+
+if TYPE_CHECKING:
+    from ullage.deep.readings import DeepScan, TensorReading, VectorReading
 
 HALF = 0.5
 _NORM_WORDS = ("norm", "ln_", "layernorm")

@@ -12,7 +12,6 @@ from ullage import __version__
 from ullage.audit.rules import RULES
 from ullage.audit.subject import Subject
 from ullage.cli.deployment_file import Chosen
-from ullage.deep.readings import deep_document
 from ullage.findings.baseline import Accepted
 from ullage.findings.finding import Finding
 from ullage.findings.json import counts_document, finding_document
@@ -59,7 +58,7 @@ def document(
             for unknown in anatomy.spec.unknowns
         ],
         "unread": list(anatomy.unread),
-        **({} if subject.deep is None else {"deep": deep_document(subject.deep)}),
+        **_deep_part(subject),
         **({} if chosen is None else {"launch": chosen.document()}),
         **({"stale_baseline": [_stale(entry) for entry in stale]} if stale else {}),
     }
@@ -105,3 +104,12 @@ def ci_text(
     from ullage.findings.github import workflow_commands
 
     return workflow_commands(findings, place_of)
+
+
+def _deep_part(subject: Subject) -> dict[str, object]:
+    """What `--deep` read, under its key; nothing without the flag."""
+    if subject.deep is None:
+        return {}
+    from ullage.deep.readings import deep_document  # its data classes cost the start
+
+    return {"deep": deep_document(subject.deep)}

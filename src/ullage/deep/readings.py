@@ -5,21 +5,12 @@ Holds the data only, without numpy, so that the rules that judge it start fast.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 Reading = Literal["floats", "integers", "blocks", "bytes"]
 """floats: every value was looked at. integers: they hold no NaN. blocks: GGUF blocks, of which the
 scales were looked at. bytes: the type is not understood here, only the checksum says something."""
-
-
-_SCALE = re.compile(r"(?:^|[._])scales?(?:_inv|_2)?$")
-
-
-def is_scale(name: str) -> bool:
-    """Whether a name is that of a quantisation scale: weight_scale, scales, weight_scale_inv …"""
-    return _SCALE.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

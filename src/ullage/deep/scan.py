@@ -21,7 +21,8 @@ from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry, open_regular
 from ullage.anatomy.gguf_types import GGML_BLOCKS
 from ullage.deep.chunks import MIN_ROW_ELEMENTS, Layout, look, reading_of
 from ullage.deep.formats import FLOATS, INTEGERS
-from ullage.deep.readings import DeepScan, Reading, TensorReading, is_scale
+from ullage.deep.names import is_scale
+from ullage.deep.readings import DeepScan, Reading, TensorReading
 from ullage.deep.sum64 import FLAT_ROW_BYTES, MAX_ROW_BYTES
 from ullage.deep.sums import TensorSum, same_across_layers
 from ullage.errors import MalformedCheckpoint
