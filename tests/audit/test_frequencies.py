@@ -82,6 +82,12 @@ def test_what_is_not_known_is_not_guessed():
     assert angles_per_token(Rope(1e4, 64, "llama3", 8.0, 8192), head_dim=64, length=4096) is None
 
 
+@pytest.mark.parametrize("numbers", [("beta_slow", 0), ("beta_fast", 0.0), ("beta_fast", -1.5)])
+def test_yarn_between_no_turns_is_not_known(numbers):
+    rope = Rope(1e4, 64, "yarn", 8.0, 8192, parameters=(numbers,))
+    assert angles_per_token(rope, head_dim=64, length=4096) is None
+
+
 @pytest.mark.parametrize("last", [4_095, 131_071, 1_048_575, 10_485_759])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_angle_error_bounds_what_float32_really_loses(last, seed):

@@ -52,12 +52,15 @@ def _yarn(rope: Rope, head_dim: int, length: int) -> tuple[float, ...] | None:
     if original is None or rope.theta <= 1:
         return None
     numbers = dict(rope.parameters)
+    fast = _number(numbers.get("beta_fast"), 32.0)
+    slow = _number(numbers.get("beta_slow"), 1.0)
+    if fast <= 0 or slow <= 0:
+        return None  # no pair turns so many times
 
     def pair_with(turns: float) -> float:
         return dim * math.log(original / (turns * TURN)) / (2 * math.log(rope.theta))
 
-    low = pair_with(_number(numbers.get("beta_fast"), 32.0))
-    high = pair_with(_number(numbers.get("beta_slow"), 1.0))
+    low, high = pair_with(fast), pair_with(slow)
     if numbers.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
