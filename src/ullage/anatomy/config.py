@@ -7,7 +7,7 @@ Composition only; the parts are read by `layer_kinds`, `mixers`, `feed_forward`,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ullage.anatomy.defaults import ClassDefaults, class_defaults
 from ullage.anatomy.encoder_decoder import read_stacks
@@ -167,6 +167,8 @@ def _read(
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
     embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
     stacks = read_stacks(text, family) if family.kind == "encoder-decoder" else None
+    if stacks is not None and found.architecture.endswith("ForCausalLM"):
+        stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
     if stacks is None:
         max_positions = text.integer("max_position_embeddings", 2048, why="default: 2048")
         layers, dense, experts = read_layers(text, family)
@@ -325,7 +327,9 @@ def _has_lm_head(found: _Found) -> bool:
                 widens=("weights",),
             )
         return any(word in name for word in _MASKED_HEADS)
-    bare = name.endswith("Model") and not any(word in name for word in ("LMHead", "ChatGLM"))
+    bare = name.endswith("Model") and not any(
+        word in name for word in ("LMHead", "ChatGLM", "MTModel")
+    )
     return not (bare and not found.around)
 
 

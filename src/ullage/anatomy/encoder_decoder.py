@@ -21,7 +21,7 @@ class Stacks:
 
     encoder: tuple[LayerSpec, ...]
     decoder: tuple[LayerSpec, ...]
-    encoder_positions: Positions
+    encoder_positions: Positions | None
     decoder_positions: Positions
     max_positions: int
 

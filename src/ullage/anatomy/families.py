@@ -1,8 +1,9 @@
 """The family table: which row a model type belongs to, and what cannot be priced at all.
 
-Data only. The rows are in `families_llama.py`, `families_others.py` and `families_encoders.py`;
-`family.py` explains their columns. Absent keys are answered by the config class of the model type
-(`config_defaults.jsonl`), or of the row's `base` where transformers has no class of that name.
+Data only. The rows are in `families_llama.py`, `families_others.py`, `families_rare.py` and
+`families_encoders.py`; `family.py` explains their columns. Absent keys are answered by the config
+class of the model type (`config_defaults.jsonl`), or of the row's `base` where transformers has no
+class of that name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from ullage.anatomy.families_encoders import ENCODER_MEMBERS, ENCODER_ROWS
 from ullage.anatomy.families_llama import LLAMA_ROWS
 from ullage.anatomy.families_others import OTHER_ROWS
+from ullage.anatomy.families_rare import RARE_ROWS
 from ullage.anatomy.family import GENERIC, Family
 
 FAMILIES: dict[str, Family] = {
-    row.name: row for row in (*LLAMA_ROWS, *OTHER_ROWS, *ENCODER_ROWS, GENERIC)
+    row.name: row for row in (*LLAMA_ROWS, *OTHER_ROWS, *RARE_ROWS, *ENCODER_ROWS, GENERIC)
 }
 
 # Model types whose family has another name.
@@ -106,15 +108,23 @@ UNSUPPORTED: dict[str, str] = {
     # read as a plain decoder, the counts of these are wrong by more than a few per cent
     **dict.fromkeys(
         (
+            "axk2",
             "blip_text_model",
             "cpmant",
             "ctrl",
             "doge",
+            "esmc",
+            "evolla",
             "gemma4_unified_text",
             "git",
             "hrm_text",
+            "hy_v4",
+            "hy_v4_text",
             "idefics",
             "jev",
+            "kyutai_speech_to_text",
+            "lfm3",
+            "lfm3_text",
             "mobilebert",
             "modernbert-decoder",
             "moshi",
@@ -124,6 +134,8 @@ UNSUPPORTED: dict[str, str] = {
             "rembert",
             "squeezebert",
             "trocr",
+            "ultrabert",
+            "ultrabert_text",
             "pix2struct_text_model",
         ),
         "parts that are not understood",

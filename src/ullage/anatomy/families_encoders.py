@@ -55,6 +55,21 @@ _T5: dict[str, Any] = {
 ENCODER_ROWS: tuple[Family, ...] = (
     Family("bert", **_BERT, token_types=True),
     Family("roberta", **_BERT, token_types=True),
+    Family(
+        "megatron-bert",
+        **{**_BERT, "place": "pre", "final_norm": True, "embedding_norm": False},
+        token_types=True,
+    ),
+    Family(
+        "roberta-prelayernorm",
+        **{**_BERT, "place": "pre", "final_norm": True},
+        token_types=True,
+    ),
+    Family(
+        "xlm-roberta-xl",
+        **{**_BERT, "place": "pre", "final_norm": True, "embedding_norm": False},
+        token_types=True,
+    ),
     Family("distilbert", **_BERT),
     Family("electra", **_BERT, token_types=True),
     Family("mpnet", **_BERT, sizes=("relative_attention_num_buckets", "num_attention_heads")),
@@ -128,6 +143,7 @@ ENCODER_ROWS: tuple[Family, ...] = (
         pattern=3,
     ),
     Family("bart", **_BART, place="post", final_norm=False, embedding_norm=True, position_offset=2),
+    Family("blenderbot-small", **_BART, place="post", final_norm=False, embedding_norm=True),
     Family("mbart", **_BART, embedding_norm=True, position_offset=2),
     Family("pegasus", **{**_BART, "positions": "sinusoidal"}),
     Family("marian", **{**_BART, "positions": "sinusoidal"}, place="post", final_norm=False),
@@ -145,4 +161,7 @@ ENCODER_MEMBERS: dict[str, str] = {
     "camembert": "roberta",
     "ernie": "bert",
     "new": "gte",
+    "data2vec-text": "roberta",
+    "plbart": "bart",
+    "mvp": "bart",
 }

@@ -179,6 +179,33 @@ ROWS: dict[str, Row] = {
         }
     ),
     "exaone": Row("gpt_neo", {"gate": "mlp.c_fc_0", "up": "mlp.c_fc_1"}),
+    "aria_text": Row(
+        paths={"router": "{moe}.router"},
+        experts="stacked_in_out",
+    ),
+    "bitnet": Row(
+        extras=(
+            Extra("layer", "self_attn.attn_sub_norm.weight", ("H",)),
+            Extra("layer", "mlp.ffn_sub_norm.weight", ("intermediate_size",)),
+        )
+    ),
+    "kolibri1": Row(
+        paths={"post1": "post_self_attn_layernorm", "post2": "post_mlp_layernorm"},
+    ),
+    "axk1": Row("deepseek_v3", extras=(Extra("experts", "mlp.post_mlp_layernorm.weight", ("H",)),)),
+    "beam": Row(
+        paths=SANDWICH | {"element_gate": "{attn}.gate_proj"},
+        extras=(Extra("layer", "self_attn.gate_bias", ("num_attention_heads",), "bias"),),
+    ),
+    "openai-gpt": Row(
+        "gpt2",
+        {
+            "embed": "{root}.tokens_embed",
+            "positions": "{root}.positions_embed",
+            "post1": "ln_1",
+            "post2": "ln_2",
+        },
+    ),
     "nanochat": Row(paths={"up": "{mlp}.fc1", "down": "{mlp}.fc2"}),
     "biogpt": Row(
         "opt", {"root": "biogpt", "final_norm": "{root}.layer_norm", "lm_head": "output_projection"}
@@ -440,7 +467,7 @@ ROWS: dict[str, Row] = {
     "qwen2_vl": Row(),
     "llava": Row(paths={"root": "language_model.model", "lm_head": "language_model.lm_head"}),
     # encoders and encoder-decoders
-    "deberta": Row(
+    "deberta-v2": Row(
         "bert_names",
         {
             "root": "deberta",
@@ -621,6 +648,28 @@ ROWS: dict[str, Row] = {
         | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
         extras=(*mlm_head("lm_head.", "layer_norm"), *POOLER),
     ),
+    "megatron-bert": Row(
+        "bert",
+        {"pre1": "attention.ln", "pre2": "ln", "final_norm": "{root}.encoder.ln"},
+    ),
+    "roberta-prelayernorm": Row(
+        "roberta",
+        {
+            "root": "roberta_prelayernorm",
+            "pre1": "attention.LayerNorm",
+            "pre2": "intermediate.LayerNorm",
+            "final_norm": "{root}.LayerNorm",
+        },
+    ),
+    "xlm-roberta-xl": Row(
+        "roberta",
+        {
+            "pre1": "attention.self_attn_layer_norm",
+            "pre2": "LayerNorm",
+            "final_norm": "{root}.encoder.LayerNorm",
+        },
+    ),
+    "data2vec-text": Row("roberta", {"root": "data2vec_text"}),
     "distilbert": Row(
         paths=BERT
         | {
@@ -672,6 +721,8 @@ ROWS: dict[str, Row] = {
     ),
     "bart_plain": Row(paths=BART_STACK | {"root": "model.decoder"}, encoder="bart_encoder"),
     "bart": Row("bart_plain", extras=(Extra("head", "final_logits_bias", (1, "V"), "bias"),)),
+    # the decoder saved alone
+    "bart_decoder": Row("bart_plain", {"embed": "{root}.embed_tokens"}),
     "bart_encoder": Row(paths=BART_STACK | {"root": "model.encoder"}),
     "whisper": Row(
         "bart_plain",
@@ -709,7 +760,8 @@ ALIASES: dict[str, str] = {
         "llama": "mistral mistral3_text ministral ministral3 qwen2 qwen3 qwen3_moe gemma granite "
         "olmo olmo2 olmo3 olmoe cohere cohere2 stablelm smollm3 seed_oss arcee nemotron deci "
         "nemotron-nas ernie4_5 exaone4 helium yi solar xverse dots1 flex_olmo "
-        "qwen3_vl_text qwen2_vl_text qwen2_5_vl_text glm4_moe_lite solar_open cohere2_moe minicpm "
+        "cwm eurobert mellum qwen3_vl_text qwen2_vl_text qwen2_5_vl_text glm4_moe_lite "
+        "solar_open cohere2_moe minicpm "
         "minicpm3 youtu sarvam_mla internlm internlm3 granite_swa hyperclovax iquestcoder jais2 "
         "stablelm_epoch qwen2_5_omni_text exaone4_5",
         "gemma2": "gemma3_text vaultgemma",
@@ -724,20 +776,23 @@ ALIASES: dict[str, str] = {
         "minimax_m3": "minimax_m3_vl_text",
         "bailing_moe": "bailing_moe_v2",
         "bert": "ernie",
-        "deberta": "deberta-v2",
         "jina_bert": "JinaBertModel JinaBertForMaskedLM",
         "qwen2_vl": "qwen2_5_vl Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
-        "qwen3_5_text": "qwen3_5_moe_text",
+        "qwen3_5_text": "qwen3_5_moe_text lara_mini",
         "qwen3_5": "qwen3_5_moe Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration",
         "deepseek_v3": "deepseek_v32 kimi_k2 glm_moe_dsa",
         "deepseek_v4": "deepseek_ref",
         "step3p5": "step3p7 step3p5v",
-        "granitemoe": "granitemoeshared granitemoehybrid",
+        "granitemoe": "granitemoeshared granitemoehybrid granitemoe_swa",
         "mamba": "mamba2 falcon_mamba",
+        "qwen2_moe": "flint",
+        "apertus": "apertus1p5_text",
         "jamba": "bamba falcon_h1",
         "roberta": "xlm-roberta xlm_roberta camembert",
         "bart_plain": "m2m_100",
-        "bart": "mbart pegasus marian blenderbot",
+        "bart": "mbart pegasus marian blenderbot blenderbot-small plbart mvp",
+        "bart_decoder": "BartForCausalLM MBartForCausalLM PegasusForCausalLM MarianForCausalLM "
+        "BlenderbotForCausalLM BlenderbotSmallForCausalLM PLBartForCausalLM MvpForCausalLM",
         "t5": "mt5",
         # wrappers that keep their language model under another prefix, by class name
         "qwen3_vl": "Qwen3VLForConditionalGeneration",

@@ -118,6 +118,10 @@ class Stack:
                 self.family_tensor(extra, sizes)
 
     def family_tensor(self, extra: Extra, sizes: dict[str, int]) -> None:
+        # A class of another family lends its names only: the sizes are not there.
+        needed = (*extra.shape, extra.copies or "1")
+        if any(isinstance(s, str) and s not in sizes for s in needed):
+            return
         shape = tuple(sizes[s] if isinstance(s, str) else s for s in extra.shape)
         if 0 in shape:  # a part that this model of the family is without
             return

@@ -327,6 +327,15 @@ def _llava(root: Section, hidden: int, text: int) -> int:
     return linear(seen, text, bias) + linear(text, text, bias)
 
 
+def _vipllava(root: Section, hidden: int, text: int) -> int:
+    """Several of the encoder's layers side by side, with a norm over them."""
+    root.ignore("projector_layernorm_eps")
+    layers = root.find("vision_feature_layers")
+    count = len(layers) if isinstance(layers, list | tuple) else 5
+    seen = hidden * count
+    return 2 * seen + linear(seen, text) + linear(text, text)
+
+
 def _llava_newline(root: Section, hidden: int, text: int) -> int:
     return _llava(root, hidden, text) + text
 
@@ -363,7 +372,7 @@ def _voxtral(root: Section, hidden: int, text: int) -> int:  # noqa: ARG001
 
 PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "llava": _llava,
-    "vipllava": _llava,
+    "vipllava": _vipllava,
     "llava_next": _llava_newline,
     "llava_onevision": _llava_newline,
     "llava_next_video": _llava_newline,

@@ -56,7 +56,6 @@ _NOT_TOWERS = frozenset(
         "attn_config",
         "ffn_config",
         "per_layer_config",
-        "projector_config",
         "dual_chunk_attention_config",
         *APART,
     )
@@ -127,6 +126,8 @@ def _may_be_tower(key: str, value: object) -> bool:
         return False
     if key in _TOWER_KEYS:
         return True
+    if isinstance(value, Mapping) and value.get("model_type") == "mlp_projector":
+        return False  # DeepSeek-VL2's, which its tower's formula counts
     return isinstance(value, Mapping) and not _TOWER_SIGNS.isdisjoint(value)
 
 
