@@ -406,6 +406,16 @@ def test_the_table_keeps_to_the_columns_of_a_terminal(size, llama, width, flags)
     assert f"{made['num_blocks']:,}" in words
 
 
+def test_a_workload_says_where_its_answer_is_from(size, llama):
+    made = size(llama, "--platform", "cpu", "--kv-memory", "4G", "--context", "4096")
+    source = made["provenance"]["workload"]
+    assert (
+        source == "engine: vllm 0.32 rule, verified on CPU; KV bytes from --kv-cache-memory-bytes"
+    )
+    assert any(source in line for line in table_lines(made))
+    assert "workload" not in size(llama, "--gpu", "H100-SXM")["provenance"]
+
+
 def test_without_a_terminal_every_row_is_one_line_and_exact(size, llama):
     made = size(llama, "--gpu", "H100-SXM")
     lines = table_lines(made)

@@ -188,6 +188,7 @@ def _workload_rows(document: Document) -> list[Sequence[str]]:
     if workload["replicas"] is not None:
         devices = f"{workload['devices']:,} device{'s' if workload['devices'] != 1 else ''}"
         rows.append(("replicas", f"{workload['replicas']:,} ({devices})"))
+    rows.append(("source", document["provenance"]["workload"]))
     return rows
 
 

@@ -59,6 +59,9 @@ def size_document(
     checkpoint, mismatch = _checkpoint_document(model)
     figures = _figures(ledger)
     ranges = _ranges(ledger, figures, anatomy.low is not anatomy.high)
+    provenance = _provenance(model, ledger, figures, ranges)
+    if workload is not None:
+        provenance["workload"] = f"{_rule(ledger)}; {_budget(ledger)}"
     return {
         "schema": SCHEMA,
         "model": name,
@@ -73,7 +76,7 @@ def size_document(
         "fits": ledger.fits,
         "deficit_bytes": _deficit_document(ledger),
         "ranges": ranges,
-        "provenance": _provenance(model, ledger, figures, ranges),
+        "provenance": provenance,
         "ledger": _ledger_document(ledger),
         "workload": None if workload is None else _workload_document(workload),
         "decisions": [
