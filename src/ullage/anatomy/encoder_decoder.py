@@ -12,7 +12,7 @@ from ullage.anatomy.family import Family
 from ullage.anatomy.keys import Section
 from ullage.anatomy.layer_kinds import MAX_LAYERS
 from ullage.anatomy.mixers import MAX_HEADS, MAX_WIDTH
-from ullage.anatomy.spec import Attention, Dense, LayerSpec, Positions
+from ullage.anatomy.spec import Attention, Dense, LayerSpec, PositionKind, Positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _bart(text: Section, family: Family) -> Stacks:
         longest = text.integer("max_target_positions", 1024, why="default: 1024")
     source = text.optional_integer("max_source_positions") or longest
     offset = family.position_offset
-    kind = family.positions
+    kind: PositionKind = "sinusoidal" if family.positions == "sinusoidal" else "learned"
     # Whisper stores the encoder's sinusoids; m2m_100 computes its own.
     stored = family.stored_positions
     return Stacks(

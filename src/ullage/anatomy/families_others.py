@@ -292,6 +292,8 @@ OTHER_ROWS: tuple[Family, ...] = (
             "tokenizer_name",
             "verbose",
         ),
+        qk_norm="layer",
+        qk_norm_if="qk_ln",
         norm="layer",
         norm_bias="not no_bias",
         q_bias="not no_bias",

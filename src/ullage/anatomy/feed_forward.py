@@ -76,6 +76,8 @@ def read_experts(section: Section, family: Family) -> Experts | None:
     """The mixture of experts of the sparse layers, or None for a dense model."""
     count = num_experts(section)
     if count == 0:
+        if section.has("num_experts"):  # a dense sibling of a sparse model says 0
+            section.ignore(*section.names("num_experts_per_tok"), family.expert_width)
         return None
     width = None
     if family.expert_width != "intermediate_size":

@@ -120,6 +120,8 @@ ROWS: dict[str, Row] = {
             "pre2": "norm_2",
             "attn": "attn",
             "qkv": "attn.Wqkv",
+            "q_norm": "attn.q_ln",
+            "k_norm": "attn.k_ln",
             "o": "attn.out_proj",
             "mlp": "ffn",
             "final_norm": "{root}.norm_f",
