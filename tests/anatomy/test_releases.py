@@ -87,3 +87,22 @@ def test_layers_that_share_k_and_v_are_a_range_of_cache() -> None:
     made = read_config(config, file="f")
     low, high = (kv_bytes_per_token(s, dtype="bfloat16") for s in (made.low, made.high))
     assert high == 2 * low == 32 * 2 * 8 * 128 * 2
+
+
+def test_queries_through_a_middle_are_two_matrices_and_a_norm() -> None:
+    """Step-3's share_q_dim: 7168 → 2048 → 64 × 256, one key-value head of 256."""
+    config = {
+        "model_type": "step3_text", "architectures": ["Step3TextForCausalLM"], "hidden_size": 7168,
+        "intermediate_size": 18432, "num_attention_heads": 64, "num_attention_groups": 1,
+        "num_hidden_layers": 61, "max_seq_len": 65536, "vocab_size": 128815, "rms_norm_eps": 1e-5,
+        "moe_intermediate_size": 5120, "moe_num_experts": 48, "moe_top_k": 3, "rope_theta": 5e5,
+        "share_expert_dim": 5120, "share_q_dim": 2048, "head_dim": 256, "torch_dtype": "bfloat16",
+        "moe_layers_enum": ",".join(map(str, range(4, 60))),
+    }  # fmt: skip
+    made = read_config(config, file="f")
+    attention = 7168 * (2048 + 2 * 256) + 2048 + 2048 * 64 * 256 + 64 * 256 * 7168
+    experts = 49 * 3 * 7168 * 5120 + 48 * 7168
+    layers = 61 * (attention + 2 * 7168) + 5 * 3 * 7168 * 18432 + 56 * experts
+    assert not made.spec.unknowns and not made.unread
+    assert count_parameters(made.spec) == layers + 2 * 128815 * 7168 + 7168
+    assert kv_bytes_per_token(made.spec) == 61 * 2 * 256 * 2

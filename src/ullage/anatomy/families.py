@@ -42,6 +42,7 @@ MEMBERS: dict[str, str] = {
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "llama4_text": "llama4",
+    "step3_vl": "step3_text",
     "step3p5": "step3p7",
     "step3p5v": "step3p7",
     "minimax_m3_vl": "minimax_m3",

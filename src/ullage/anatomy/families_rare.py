@@ -14,6 +14,15 @@ _ALL_BIAS: dict[str, Any] = {"q_bias": True, "kv_bias": True, "o_bias": True}
 _LAYER_NORM: dict[str, Any] = {"norm": "layer", "norm_bias": True}
 
 RARE_ROWS: tuple[Family, ...] = (
+    # Step-3: no class of transformers; vLLM 0.32 (step3_text.py) has neither biases nor QK-norms.
+    Family(
+        "step3_text",
+        **_NO_BIAS,
+        mlp_bias=False,
+        activation="silu",
+        ignored=("max_position_embedding", "norm_expert_weight"),
+        extra={"tie_word_embeddings": False},
+    ),
     Family("cwm", **_NO_BIAS, mlp_bias=False),
     Family("eurobert", kind="encoder"),
     Family("aria_text"),

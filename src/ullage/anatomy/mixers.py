@@ -224,6 +224,7 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
         k_eq_v=k_eq_v,
         rope=read_rope(section, head_dim, kind, interleaved=interleaved) if rotates else None,
         sparse_index=_block_index(section, kind),
+        q_lora_rank=section.optional_integer("share_q_dim", maximum=MAX_WIDTH),
     )
 
 

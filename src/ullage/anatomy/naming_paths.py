@@ -29,6 +29,8 @@ LLAMA = {
     "k": "{attn}.k_proj",
     "v": "{attn}.v_proj",
     "o": "{attn}.o_proj",
+    "q_inner_norm": "{attn}.inter_norm",
+    "q_wide": "{attn}.wq",
     "q_norm": "{attn}.q_norm",
     "k_norm": "{attn}.k_norm",
     "sinks": "{attn}.sinks",

@@ -343,6 +343,17 @@ ROWS: dict[str, Row] = {
     ),
     "gemma4": Row("gemma4_text", {"root": "model.language_model"}, towers_whole=True),
     "gemma3": Row("gemma2", {"root": "language_model.model", "lm_head": "language_model.lm_head"}),
+    "step3_text": Row(
+        paths={
+            "moe": "moe",
+            "router": "moe.gate",
+            "experts": "moe",
+            "e_gate_up": "moe.gate_proj",
+            "stacked_suffix": ".weight",
+            "shared": "share_expert",
+        },
+        experts="stacked_split",
+    ),
     "step3p5": Row(
         paths={
             "moe": "moe",

@@ -76,6 +76,7 @@ class Attention:
     `k_eq_v`: V is K's projection (Gemma-4 global layers), one matrix but both are cached.
     `qk_norm`: per head over head_dim, or over the whole projection.
     `sparse_index`: an indexer beside plain GQA that picks keys (MiniMax-M3).
+    `q_lora_rank`: queries come through a normed middle of this width (Step-3); None: straight.
     """
 
     num_heads: int
@@ -98,6 +99,7 @@ class Attention:
     k_eq_v: bool = False
     rope: Rope | None = None
     sparse_index: Indexer | None = None
+    q_lora_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

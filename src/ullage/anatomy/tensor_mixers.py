@@ -69,7 +69,12 @@ def attention(s: Stack, a: Attention, cross: str = "") -> None:
         s.linear(paths["qkv"], q_rows + k_rows + v_rows, hidden, "qkv", "qkv",
                     bias=a.q_bias, groups=a.num_kv_heads, grouped=k_rows + v_rows)  # fmt: skip
     else:
-        s.linear(paths[cross + "q"], q_rows, hidden, "q", "column", bias=a.q_bias)
+        if a.q_lora_rank is None:
+            s.linear(paths[cross + "q"], q_rows, hidden, "q", "column", bias=a.q_bias)
+        else:
+            s.linear(paths["q"], a.q_lora_rank, hidden, "q_a", "replicated", bias=a.q_bias)
+            s.norm(paths["q_inner_norm"], a.q_lora_rank)
+            s.linear(paths["q_wide"], q_rows, a.q_lora_rank, "q_b", "column", bias=a.q_bias)
         if own_kv:
             s.linear(paths[cross + "k"], k_rows, hidden, "k", "kv", groups=a.num_kv_heads,
                         bias=a.kv_bias and s.naming.key_bias)  # fmt: skip

@@ -53,7 +53,11 @@ def _attention(a: Attention, hidden: int, step: Step, ranks: int) -> Iterator[Op
     n = step.num_tokens
     heads, kv_heads = share(a.num_heads, ranks), share(a.num_kv_heads, ranks)
     gate = {"element": heads * a.head_dim, "head": heads, None: 0}[a.output_gate]
-    yield matmul("q", n, hidden, heads * a.head_dim + gate, "projection")
+    if a.q_lora_rank is None:
+        yield matmul("q", n, hidden, heads * a.head_dim + gate, "projection")
+    else:
+        yield matmul("q_a", n, hidden, a.q_lora_rank, "projection")
+        yield matmul("q_b", n, a.q_lora_rank, heads * a.head_dim, "projection")
     if a.kv_shared_from is None:
         width = kv_heads * (a.head_dim + (0 if a.k_eq_v else a.v_head_dim))
         yield matmul("kv", n, hidden, width, "projection")

@@ -32,6 +32,7 @@ NORM_FIELDS: Mapping[str, tuple[object, ...]] = {
     "place": ("pre",),
     "bias": (False,),
     "affine": (True,),
+    "beside": (False,),
 }
 ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
     "chunk": (None,),
@@ -44,6 +45,7 @@ ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
     "kv_shared_from": (None,),
     "k_eq_v": (False,),
     "sparse_index": (None,),
+    "q_lora_rank": (None,),
 }
 DENSE_FIELDS: Mapping[str, tuple[object, ...]] = {
     "activation": ("silu", "swish", "gelu", "gelu_pytorch_tanh"),
