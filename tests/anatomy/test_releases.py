@@ -2,7 +2,8 @@
 
 `releases.jsonl` holds them as they were published, old spellings and leftover keys included, with
 the stated number of stored elements (`about`: within a thousandth, where buffers were counted or
-the statement is rounded) and KV bytes worked out by hand: layers × 2 × KV heads × head size × 2.
+the statement is rounded; LongCat's is added up by hand, without its prediction layer) and KV bytes
+worked out by hand: layers × 2 × KV heads × head size × 2.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _t5(text: Section, family: Family) -> Stacks:
     encoder = replace(decoder, causal=False)
     positions = Positions("relative", buckets)
     # T5 has no longest length; n_positions is what it was trained at.
-    longest = text.optional_integer("n_positions") or 512
+    longest = text.optional_integer("n_positions") or 0
     return Stacks(
         encoder=_layers(n, encoder, dense, None),
         decoder=_layers(m, decoder, dense, encoder),
@@ -99,7 +99,7 @@ def _bart(text: Section, family: Family) -> Stacks:
     text.ignore("num_hidden_layers", "scale_embedding", "encoder_layerdrop", "decoder_layerdrop")
     longest = text.optional_integer("max_position_embeddings")
     if longest is None:
-        longest = text.integer("max_target_positions", 1024, why="default: 1024")
+        longest = text.integer("max_target_positions")
     source = text.optional_integer("max_source_positions") or longest
     offset = family.position_offset
     kind: PositionKind = "sinusoidal" if family.positions == "sinusoidal" else "learned"

@@ -98,7 +98,6 @@ UNSUPPORTED: dict[str, str] = {
     "xlnet": "two-stream attention",
     "reformer": "hashed attention",
     "jetmoe": "experts inside attention",
-    "longcat_flash": "two attentions per layer and experts that do nothing",
     "funnel": "pooled sequences",
     "fnet": "Fourier mixing",
     "canine": "downsampled characters",

@@ -105,6 +105,8 @@ def read_experts(section: Section, family: Family) -> Experts | None:
         score_correction_bias=topk_method == "noaux_tc"
         or fact(section, family.score_bias, "score_bias", likely=False, widens="weights"),
         latent=section.optional_integer("moe_latent_size", maximum=MAX_WIDTH),
+        zero_experts=section.optional_integer("zero_expert_num", minimum=0, maximum=MAX_EXPERTS)
+        or 0,
         num_groups=section.optional_integer("n_group", maximum=MAX_EXPERTS) or 1,
     )
 

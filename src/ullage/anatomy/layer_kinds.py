@@ -257,6 +257,14 @@ def _llama4(section: Section, family: Family) -> list[Kind]:
     ]
 
 
+def _double(section: Section, family: Family) -> list[Kind]:
+    """LongCat-Flash: each of num_layers holds two attentions and two MLPs; its experts run beside
+    the first MLP. It is told as two layers."""
+    section.ignore("num_hidden_layers")
+    n = section.integer("num_layers", maximum=MAX_LAYERS // 2)
+    return [("full", "moe"), ("full", "dense")] * n
+
+
 PLANS: dict[str, Callable[[Section, Family], list[Kind]]] = {
     "nemotron_h": _nemotron_h,
     "interval": _interval,
@@ -275,6 +283,7 @@ PLANS: dict[str, Callable[[Section, Family], list[Kind]]] = {
     "every_n": _every_n,
     "sparse_freq": _sparse_freq,
     "cross": _cross,
+    "double": _double,
 }
 
 

@@ -117,8 +117,15 @@ def read_layers(
             part = hashed if i < hash_layers else experts
         elif ffn != "none" and dense is not None:
             part = dense if widths is None else replace(dense, intermediate=widths[i])
+        beside = dense if family.plan == "double" and isinstance(part, Experts) else None
         layers.append(
-            LayerSpec(i, mixers[i], part, cross_attention=cross if kind == "cross" else None)
+            LayerSpec(
+                i,
+                mixers[i],
+                part,
+                cross_attention=cross if kind == "cross" else None,
+                parallel_dense=beside,
+            )
         )
     return _grouped(text, layers), dense, experts
 

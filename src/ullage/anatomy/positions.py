@@ -12,6 +12,7 @@ from ullage.anatomy.keys import Section
 from ullage.anatomy.spec import PositionKind, Positions, Rope
 
 DEFAULT_THETA = 10_000.0
+MAX_FACTOR = 1e6
 # Names of the same scaling (transformers renamed them over time).
 _SCALING_NAMES = {"su": "longrope", "mrope": "default", "none": "default"}
 _STRUCTURAL = {
@@ -179,13 +180,23 @@ def read_rope(
         theta=theta,
         rotary_dim=rotary_dim,
         scaling=_SCALING_NAMES.get(name, name),
-        factor=scaling.optional_number("factor") or 1.0,
+        factor=_factor(scaling),
         original_max_positions=original,
         sections=sections[:8],
         interleaved=interleaved
         or (scaling.has("mrope_interleaved") and scaling.boolean("mrope_interleaved")),
         parameters=tuple(parameters),
     )
+
+
+def _factor(scaling: Section) -> float:
+    """How far a scaling stretches: 1 where none is given, never 0 or beyond any real length."""
+    factor = scaling.optional_number("factor", minimum=-1e300)
+    if factor is None:
+        return 1.0
+    if not 0 < factor <= MAX_FACTOR:
+        raise scaling.error("factor", factor, f"a number above 0, at most {MAX_FACTOR:,.0f}")
+    return factor
 
 
 def uses_alibi(section: Section, family: Family) -> bool:
@@ -211,7 +222,7 @@ def read_disentangled(section: Section, hidden_size: int) -> list[tuple[str, int
     relative = section.boolean("relative_attention", False, why="default: false")
     furthest = section.optional_integer("max_relative_positions", minimum=-1) or -1
     buckets = section.optional_integer("position_buckets", minimum=-1, maximum=1 << 24) or -1
-    rows = furthest if furthest > 0 else section.integer("max_position_embeddings", 512)
+    rows = furthest if furthest > 0 else section.integer("max_position_embeddings")
     rows = buckets if buckets > 0 else rows
     normed = "layer_norm" in section.text("norm_rel_ebd", "none", why="default: none")
     shared = section.boolean("share_att_key", False, why="default: false")
@@ -231,7 +242,21 @@ def read_disentangled(section: Section, hidden_size: int) -> list[tuple[str, int
 
 
 def read_positions(section: Section, family: Family, max_positions: int) -> Positions:
-    """How the stack knows positions; a learned table has max_positions + the family's offset."""
+    """How the stack knows positions; a learned table has max_positions + the family's offset.
+
+    Raises MalformedConfig for a learned table of which nothing says how many rows it has.
+    """
+    positions = _positions(section, family, max_positions)
+    if positions.kind == "learned" and max_positions <= 0:
+        raise section.reading.error(
+            "missing",
+            field=section.field("max_position_embeddings"),
+            expected="the rows of the table of positions",
+        )
+    return positions
+
+
+def _positions(section: Section, family: Family, max_positions: int) -> Positions:
     if family.positions != "rope" or family.nope == "all":
         section.ignore("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
     if family.kind == "encoder" and family.positions == "learned":

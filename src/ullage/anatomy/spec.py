@@ -259,6 +259,7 @@ class Experts:
     `shared_intermediate` is the summed width of the experts that always run (0: none), gated by a
     one-row `shared_gate` when set. `latent` is the width that routed experts work in when it is
     not hidden_size (Nemotron-3 Super and Ultra). `hash_routed`: the router is a table by token id.
+    `zero_experts` the router may choose too; they have no weights (LongCat-Flash).
     """
 
     num_experts: int
@@ -274,6 +275,7 @@ class Experts:
     latent: int | None = None
     hash_routed: bool = False
     num_groups: int = 1
+    zero_experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

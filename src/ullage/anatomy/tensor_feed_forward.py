@@ -46,7 +46,8 @@ def dense(s: Stack, ff: Dense, slot: str = "") -> None:
 
 def experts(s: Stack, ff: Experts) -> None:
     hidden, paths, num = s.spec.hidden_size, s.paths, ff.num_experts
-    s.linear(paths["router"], num, hidden, "router", "replicated", bias=ff.router_bias,
+    routed = num + ff.zero_experts
+    s.linear(paths["router"], routed, hidden, "router", "replicated", bias=ff.router_bias,
              held_dtype=s.naming.router_held)  # fmt: skip
     if ff.hash_routed:
         s.tensor(paths["hash_table"], (s.spec.vocab_size, ff.top_k), "hash_table",
@@ -54,7 +55,7 @@ def experts(s: Stack, ff: Experts) -> None:
     if ff.score_correction_bias:
         path = paths["router_bias"]
         suffix = ".bias" if path.endswith(".bias") else ""
-        shape = (1, num) if s.naming.router_bias_row else (num,)
+        shape = (1, routed) if s.naming.router_bias_row else (routed,)
         s.tensor(path.removesuffix(".bias"), shape, "bias", suffix=suffix, dtype="float32")
     width = ff.latent or hidden
     if ff.latent:
