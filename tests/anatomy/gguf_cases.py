@@ -778,6 +778,8 @@ def converted(
     """What llama.cpp's converter makes of one tensor, before names are mapped."""
     name = tensor.name.replace("experts.{e}.", "experts.")
     shape = (tensor.count, *tensor.shape) if "{e}" in tensor.name else tensor.shape
+    if architecture == "bert" and "pooler." in name:  # its converter leaves it out
+        return []
     layer = f"model.layers.{tensor.layer}"
     if architecture in ("bloom", "bert"):  # exported from the inner model
         name = name.removeprefix("transformer.").removeprefix("bert.")

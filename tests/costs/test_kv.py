@@ -17,7 +17,6 @@ from ullage.costs.kv import (
     layers_kv,
     pipeline_stages,
     state_bytes_per_sequence,
-    window_bytes_per_sequence,
 )
 from ullage.errors import BadUsage
 
@@ -77,7 +76,8 @@ def test_mamba_and_delta_net_layers_keep_state_and_do_not_grow():
 def test_windows_are_bounded_and_do_not_count_as_growth():
     gpt = spec_of("openai--gpt-oss-120b")
     assert kv_bytes_per_token(gpt) == 18 * 2 * 8 * 64 * 2
-    assert window_bytes_per_sequence(gpt) == 18 * 128 * 2 * 8 * 64 * 2
+    windows = sum(row.window * row.window_token_bytes for row in layers_kv(gpt))
+    assert windows == 18 * 128 * 2 * 8 * 64 * 2
     assert kv_bytes(gpt, 100) == 36 * 100 * 2 * 8 * 64 * 2  # below the window all layers grow
 
 

@@ -15,7 +15,7 @@ from ullage.anatomy import load, read_config
 from ullage.costs.deployment import Deployment, Parallel
 from ullage.costs.hardware import find_hardware
 from ullage.errors import BadUsage
-from ullage.planning.vllm import allocate, max_model_len_that_fits
+from ullage.planning.vllm import allocate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "vllm"))
 from compare import differences, sized
@@ -241,10 +241,10 @@ DEPLOYMENTS = st.builds(
 
 @given(DEPLOYMENTS, st.integers(1, 64 << 20))
 def test_the_longest_request_fits_and_one_token_more_does_not(deployment, kv_bytes):
-    longest = max_model_len_that_fits(SMALL, deployment, kv_bytes)
+    automatic = allocate(SMALL, replace(deployment, max_model_len=-1), kv_bytes)
+    longest = automatic.max_model_len_that_fits
     assert 0 <= longest <= SMALL.max_positions
     # The limits that vLLM derives from the length must stay as they were for the comparison.
-    automatic = allocate(SMALL, replace(deployment, max_model_len=-1), kv_bytes)
     fixed = replace(
         deployment,
         max_num_seqs=automatic.max_num_seqs,
@@ -253,7 +253,7 @@ def test_the_longest_request_fits_and_one_token_more_does_not(deployment, kv_byt
     for length, starts in ((longest, True), (longest + 1, False)):
         if 1 <= length <= SMALL.max_positions:
             got = allocate(SMALL, replace(fixed, max_model_len=length), kv_bytes)
-            assert got.starts is starts
+            assert (not got.refusals) is starts
             assert not starts or got.max_concurrency > 1 or got.num_blocks == 1
 
 
@@ -267,7 +267,7 @@ def test_more_memory_never_holds_less_and_is_never_exceeded(deployment, kv_bytes
 
 def test_not_fitting_is_an_answer_that_says_what_would():
     got = allocate(SMALL, replace(CPU, max_model_len=4096), 1 << 20)
-    assert not got.starts
+    assert got.refusals
     assert f"{got.max_model_len_that_fits:,}" in got.refusals[-1]
     assert got.num_blocks > 0
 
@@ -301,13 +301,13 @@ def test_the_models_own_length_is_scaled_where_the_config_has_not_done_it(rope, 
     }
     spec = read_config(config, file="config.json").spec
     got = allocate(spec, replace(CPU, max_model_len=asked), GIB)
-    assert got.starts
+    assert not got.refusals
     assert got.max_model_len == length
 
 
 def test_auto_takes_the_longest_length_that_fits():
     got = allocate(SMALL, replace(CPU, max_model_len=-1), 2 << 20)
-    assert got.starts
+    assert not got.refusals
     assert got.max_model_len == got.max_model_len_that_fits < 4096
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ullage.anatomy.checkpoint import CheckpointIndex
-from ullage.anatomy.gguf_names import ARCHITECTURES
 from ullage.anatomy.quantization_match import scheme_for
 from ullage.anatomy.safetensors import DTYPE_BITS
 from ullage.anatomy.spec import ModelSpec, Unknown, WeightScheme
@@ -88,6 +87,10 @@ _BUFFERS = (
 )
 _TOWER_WORDS = ("vis", "audio", "image", "mm_", "multi_modal", "projector", "connector", "aligner")
 _HEADS = ("lm_head.weight", "embed_out.weight")
+# What transformers puts on an encoder, or on a decoder that judges: saved with the model whatever
+# the class that reads it later wants of it (BertForPreTraining's cls, …Classification's score).
+_TASK_HEADS = ("pooler", "cls", "classifier", "pre_classifier", "score", "qa_outputs")
+_JUDGES = ("Classification", "QuestionAnswering", "MultipleChoice", "RewardModel", "Prediction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ class Comparison:
     """Checkpoint against spec. Meaningless beyond `reason` when `comparable` is False.
 
     `matched` counts stored tensors that a prediction explains, `explained` (kind, tensors) those
-    that a known custom explains: quantisation, buffers, tied head, mtp, tower.
+    that a known custom explains: quantisation, buffers, tied head, task head, mtp, tower.
     `num_parameters` counts the elements of the predicted tensors that were found, unpacked;
     `tower_elements` what the vision and audio towers store.
     `mtp_stored` is None for a model without multi-token-prediction layers. `knows_storage` is
@@ -190,6 +193,8 @@ def _why_not(spec: ModelSpec, index: CheckpointIndex) -> str | None:
     if not index.has_headers:
         return "no header of the checkpoint could be read"
     if index.format == "gguf":
+        from ullage.anatomy.gguf_names import ARCHITECTURES  # tables that only GGUF files need
+
         architecture = dict(index.metadata).get("general.architecture")
         if architecture not in ARCHITECTURES:
             return f"the tensor names of the GGUF architecture {architecture} are not known"
@@ -204,6 +209,11 @@ def _why_not(spec: ModelSpec, index: CheckpointIndex) -> str | None:
 def _is_storage(unknown: Unknown) -> bool:
     """Whether only the storage type is unknown, while names and shapes are not."""
     return unknown.field.startswith("quantization") or unknown.field.endswith("dtype")
+
+
+def _is_pooler(name: str) -> bool:
+    """Whether it is a bare encoder's pooler, which only some of its uses have."""
+    return name.startswith("pooler.") or ".pooler." in name
 
 
 def _text(tensor: TensorSpec) -> str:
@@ -296,6 +306,8 @@ class _Search:
         absent = self.absent.get(name, 0)
         if absent >= tensor.count:
             return
+        if _is_pooler(name):  # left out with add_pooling_layer=False, and by GGUF's converter
+            return
         shared = tensor.role in ("embed", "lm_head") and tensor.stack == "mtp"
         if shared:  # an MTP layer may leave out its copies of the main model's embedding and head
             return
@@ -372,7 +384,14 @@ class _Search:
             return "tower"
         if name.startswith(("mtp.", "model.mtp")) or self.is_extra_layer(name):
             return "mtp"
+        if _is_pooler(name) or self.is_task_head(name):
+            return "task head"
         return None
+
+    def is_task_head(self, name: str) -> bool:
+        if self.spec.kind != "encoder" and not self.spec.architecture.endswith(_JUDGES):
+            return False
+        return name.partition(".")[0] in _TASK_HEADS
 
     def is_side_tensor(self, name: str) -> bool:
         if self.spec.quantization is None:

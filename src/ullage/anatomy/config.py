@@ -170,14 +170,11 @@ def _read(
     if stacks is not None and found.architecture.endswith("ForCausalLM"):
         stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
     if stacks is None:
-        # Nothing limits Mamba, Bloom, …: 0. A learned table has a length all the same.
+        # 0 where nothing limits the length, as in a stack of states.
         max_positions = text.optional_integer("max_position_embeddings") or 0
         layers, dense, experts = read_layers(text, family)
         mtp = read_mtp(text, family, layers, dense, experts)
         positions = read_positions(text, family, max_positions)
-        if positions.kind == "learned" and not max_positions:
-            max_positions = text.integer("max_position_embeddings", 2048, why="default: 2048")
-            positions = read_positions(text, family, max_positions)
     else:
         layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
         positions = stacks.decoder_positions

@@ -66,6 +66,27 @@ def _is_revision(text: str) -> bool:
     return 0 < len(text) <= _MAX_REVISION and all(map(_is_name, pieces))
 
 
+def within_reach(model: str) -> bool:
+    """Whether `model` is a hub id whose files the cache holds, or for which a hub may be asked."""
+    wanted = parse_hub_id(model)
+    if wanted is None:
+        return False
+    return _cached(wanted) is not None or (not _offline() and _endpoint() is not None)
+
+
+def _cached(wanted: HubId) -> Path | None:
+    from ullage.anatomy.hub_cache import cached_snapshot
+
+    snapshot = cached_snapshot(wanted.organisation, wanted.name, wanted.revision)
+    if snapshot is None or wanted.file is None:
+        return snapshot
+    return snapshot / wanted.file if (snapshot / wanted.file).is_file() else None
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
+
+
 def locate(model: str) -> Location:
     """The place of MODEL: a path that exists, else the cache, else what a hub's headers say.
 
@@ -76,13 +97,13 @@ def locate(model: str) -> Location:
     wanted = None if os.path.lexists(model) else parse_hub_id(model)
     if wanted is None:
         return Location(Path(model))
-    from ullage.anatomy.hub_cache import cache_folder, cached_snapshot
+    cached = _cached(wanted)
+    if cached is not None:
+        return Location(cached)
+    from ullage.anatomy.hub_cache import cache_folder
 
-    snapshot = cached_snapshot(wanted.organisation, wanted.name, wanted.revision)
-    if snapshot is not None and (wanted.file is None or (snapshot / wanted.file).is_file()):
-        return Location(snapshot if wanted.file is None else snapshot / wanted.file)
     nowhere = f"neither a path nor in the cache ({cache_folder()})"
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+    if _offline():
         raise Unreachable(f"{model}: {nowhere}, and HF_HUB_OFFLINE forbids asking the hub")
     endpoint = _endpoint()
     if endpoint is None:

@@ -15,7 +15,6 @@ from typing import Literal
 
 from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.config import read_config
-from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
 from ullage.anatomy.index import choose_gguf, gguf_index, read_checkpoint, read_gguf_parts
 from ullage.anatomy.keys import parse_json
 from ullage.anatomy.spec import Anatomy
@@ -171,6 +170,9 @@ def _load_headers(files: ModelFiles) -> Model:
                 file=files.path,
                 expected="all parts, since only together they tell what the model is",
             )
+        # Six modules of tables, of which only GGUF files need any.
+        from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
+
         found = config_from_gguf(headers)
         template = headers[0].metadata.get("tokenizer.chat_template")
         files = replace(
@@ -282,6 +284,8 @@ def _without_config(place: Path, names: list[str]) -> ModelFiles:
         return ModelFiles(gguf, "gguf", None, str(gguf), other_files=tuple(names))
     if any(n.endswith(".safetensors") for n in names):
         return ModelFiles(place, "safetensors", None, str(place), other_files=tuple(names))
+    if os.path.lexists(place / "config.json"):  # a pipe, a socket, a directory, a dangling link
+        raise BadUsage("not a regular file", file=place / "config.json", expected="a config.json")
     configs = [n for n in names if n.endswith("config.json") and not n.endswith(QUANT_SIDE_NAME)]
     raise BadUsage(
         f"a directory without config.json{' but with ' + configs[0] if configs else ''}",

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject
 from ullage.audit.vllm import QUANTIZATION_METHODS
 from ullage.findings.finding import Evidence, Severity
-from ullage.launch.flags import VERSIONS, known_flags, nearest
-from ullage.launch.launch import Given, Launch
-from ullage.launch.settings import SETTINGS, problem_of
 from ullage.launch.values import parse_integer
+
+if TYPE_CHECKING:  # the tables of flags are imported where there is a command to judge
+    from ullage.launch.launch import Given, Launch
 
 NO_LAUNCH = NotEvaluable(("--deployment FILE",))
 
@@ -69,6 +70,8 @@ def flag_fact(launch: Launch, given: Given | None, name: str, value: str | None 
 
 def missing_table(subject: Subject, launch: Launch) -> tuple[str, ...]:
     """Empty when the flags of the engine's version are recorded, else what is missing."""
+    from ullage.launch.flags import VERSIONS
+
     known = VERSIONS[launch.engine]
     version = launch.version or subject.deployment.engine_version
     if version == known or version.startswith(f"{known}.") or version == "unknown":
@@ -82,6 +85,8 @@ def _known(subject: Subject) -> Verdict:
         return NO_LAUNCH
     if missing := missing_table(subject, launch):
         return NotEvaluable(missing)
+    from ullage.launch.flags import VERSIONS, known_flags
+
     wrong = [flag for flag in launch.flags if flag.trouble in ("unknown", "ambiguous")]
     if not wrong:
         count = Evidence("flags", len(launch.flags), "", source_of(launch, launch.line))
@@ -105,12 +110,17 @@ def _instead(launch: Launch, flag: Given) -> str:
     dashed = flag.spelling.replace("_", "-")
     if launch.engine == "vllm" and dashed in REPLACED:
         return f"{flag.spelling}: {REPLACED[dashed]}"
+    from ullage.launch.flags import nearest
+
     near = nearest(launch.engine, flag.spelling)
     return f"{flag.spelling}: {f'did you mean {near}' if near else 'drop it'}"
 
 
 def _wrong_values(launch: Launch) -> Iterator[tuple[str, str, str]]:
     """(flag, what was found, what was expected) of each value that the parser refuses."""
+    from ullage.launch.flags import known_flags
+    from ullage.launch.settings import SETTINGS, problem_of
+
     settings = {setting.flag: setting for setting in SETTINGS[launch.engine]}
     for flag in launch.flags:
         known = known_flags(launch.engine).get(flag.name)

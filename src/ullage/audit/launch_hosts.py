@@ -5,12 +5,16 @@ Holds the verdicts on what manifests and container flags say; reading them is `l
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ullage.audit.launch_flags import NO_LAUNCH, flag_fact, source_of
 from ullage.audit.launch_limits import devices_of
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject
 from ullage.findings.finding import Evidence, Severity
-from ullage.launch.launch import Launch
+
+if TYPE_CHECKING:
+    from ullage.launch.launch import Launch
 
 MIB = 2**20
 RUNTIME_SHM_BYTES = 64 * MIB

@@ -6,12 +6,15 @@ Holds the verdicts on flags that contradict each other; memory is `fit.py`'s.
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from ullage.audit.launch_flags import NO_LAUNCH, flag_fact, source_of
 from ullage.audit.rule import Clear, Fired, NotEvaluable, Rule, Verdict
 from ullage.audit.subject import Subject
 from ullage.findings.finding import Evidence, Severity
-from ullage.launch.launch import Launch
+
+if TYPE_CHECKING:
+    from ullage.launch.launch import Launch
 
 LARGEST_CAPTURED = (512, 1024)
 """vLLM's default ceiling of captured batch sizes: 1024 on data-centre Blackwell, 512 elsewhere

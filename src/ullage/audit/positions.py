@@ -186,7 +186,7 @@ def _served_length(subject: Subject) -> Verdict:
     wanted = subject.deployment.max_model_len
     limit = float(subject.spec.max_positions)
     if not limit:
-        return NotEvaluable(("max_position_embeddings",))
+        return _without_limit(subject)
     if not any(word in subject.spec.model_type for word in vllm.FAMILIES_WITH_SCALED_LIMIT):
         for rope, _, _ in subject.ropes():
             if rope.scaling not in vllm.ROPE_KINDS_WITH_SCALED_LIMIT and rope.factor != 1.0:
@@ -206,6 +206,20 @@ def _served_length(subject: Subject) -> Verdict:
             facts,
         )
     return Clear(facts)
+
+
+def _without_limit(subject: Subject) -> Verdict:
+    """Nothing names a longest length: no fault where nothing encodes positions (states alone)."""
+    kind = subject.spec.positions.kind
+    if kind != "none" and (kind != "rope" or any(subject.ropes())):
+        return NotEvaluable(("max_position_embeddings",))
+    asked = subject.deployment.max_model_len
+    return Clear(
+        (
+            Evidence("positions that bound a request", 0, "", "spec: no layer encodes positions"),
+            subject.flag("--max-model-len", asked, "tokens"),
+        )
+    )
 
 
 RULES = (

@@ -171,7 +171,8 @@ def _ledger(options: Options, model: Model) -> tuple[Ledger | None, str, str]:
 
 def _run(options: Options, model: Model, progress: Progress) -> tuple[EngineFacts, Measurements]:
     spec = model.anatomy.spec
-    limit = options.max_model_len or min(spec.max_positions, EMBEDDED_MAX_MODEL_LEN)
+    longest = spec.max_positions or EMBEDDED_MAX_MODEL_LEN  # 0 where nothing names one
+    limit = options.max_model_len or min(longest, EMBEDDED_MAX_MODEL_LEN)
     with ExitStack() as stack:
         if options.engine_url is not None:
             flags: tuple[str, ...] = ()

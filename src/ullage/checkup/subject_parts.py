@@ -28,7 +28,7 @@ def model_part(model: Model) -> dict[str, Any]:
         "family": spec.family,
         "parameters": parameters_figure(model),
         "num_layers": figure(spec.num_layers, "", "config"),
-        "max_positions": figure(spec.max_positions, "", "config"),
+        "max_positions": figure(spec.max_positions or None, "", "config"),
         "stored_as": stored_as(model),
         "unknowns": [{"field": u.field, "found": u.found} for u in spec.unknowns],
         "unread": list(model.anatomy.unread),

@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ullage.costs.deployment import Deployment
 from ullage.errors import BadUsage
 from ullage.findings.place import Place
-from ullage.launch.launch import Launch
+
+if TYPE_CHECKING:  # reading deployment files is imported where one is given
+    from ullage.launch.launch import Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,11 @@ def chosen_launch(args: argparse.Namespace, deployment: Deployment) -> Chosen | 
 
 
 def model_path(args: argparse.Namespace, chosen: Chosen | None) -> str:
-    """MODEL, or the model that the file's command names when it lies on this machine."""
+    """MODEL, or the model that the file's command names: a path, or a hub id that can be located.
+
+    A hub id is taken when the cache holds it or when a hub is set to ask (HF_ENDPOINT); fetching
+    headers, and what may fail there, is `anatomy.hub.locate`'s. Raises BadUsage otherwise.
+    """
     if args.model is not None:
         return str(args.model)
     if chosen is None:
@@ -87,10 +94,17 @@ def model_path(args: argparse.Namespace, chosen: Chosen | None) -> str:
     if launch.model is None or launch.model_open:
         hidden = f" (it says {launch.model_open})" if launch.model_open else ""
         raise BadUsage(f"names no model that is known{hidden}", file=launch.file, expected=expected)
-    if not os.path.exists(launch.model):  # noqa: PTH110 (pathlib costs more than the question)
+    if not os.path.exists(launch.model) and not _on_a_hub(launch.model):  # noqa: PTH110
         raise BadUsage(
             f"serves {launch.model[:120]!r}, which is not on this machine",
             file=launch.file,
             expected=expected,
         )
     return launch.model
+
+
+def _on_a_hub(model: str) -> bool:
+    """Whether `model` is a hub id that the cache holds or that there is a hub to ask for."""
+    from ullage.anatomy.hub import within_reach  # only a model that is no path costs this
+
+    return within_reach(model)

@@ -35,6 +35,8 @@ PARTS = {
     "free": "free",
 }
 NOT_EVALUABLE = "not evaluable"
+BEYOND_UNITS = 2**70
+"""Bytes from which the units (the last is EiB) do not help."""
 
 
 NARROW = 96
@@ -67,14 +69,19 @@ def table_lines(document: Document, width: int | None = None) -> list[str]:
 
 
 def human_bytes(count: float) -> str:
-    """Three or four digits in binary units: `15.3 GiB`, `512 B`."""
-    size, unit = float(abs(count)), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
+    """Three or four digits in binary units: `15.3 GiB`, `512 B`; 2^N B beyond the last unit."""
+    sign, whole = ("-" if count < 0 else ""), abs(count)
+    if not whole < BEYOND_UNITS:
+        # From hostile files: not every integer has a float, nor is every float finite.
+        exact = isinstance(whole, int)
+        return f"{sign}2^{whole.bit_length() - 1} B" if exact else f"{sign}{whole:.3g} B"
+    size, unit = float(whole), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         if size < 1024:
             break
         size, unit = size / 1024, larger
     digits = 0 if unit == "B" else (2 if size < 10 else 1)
-    return f"{'-' if count < 0 else ''}{size:.{digits}f} {unit}"
+    return f"{sign}{size:.{digits}f} {unit}"
 
 
 def _headline(document: Document) -> str:

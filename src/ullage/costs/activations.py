@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ullage.anatomy.distinct import distinct_mixers
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -21,7 +22,6 @@ from ullage.anatomy.spec import (
     ModelSpec,
     ShortConv,
 )
-from ullage.anatomy.spec import Parallel as ParallelMixers
 from ullage.costs.deployment import Parallel
 from ullage.costs.hardware import HardwareSpec
 
@@ -205,8 +205,12 @@ def peak_activations(
     logits = max_num_seqs * spec.vocab_size if spec.lm_head else 0
     hidden = n * size * spec.hidden_size
     low = max(ACTIVATION_MARGIN[0] * forward, sampler_bytes[0] * logits)
-    cached = min(LATENT_WORKSPACE_TOKENS, 8 * spec.max_positions)
-    expanded = max((_latent_width(m, parallel.tensor) for m in _mixers(spec)), default=0.0)
+    cached = LATENT_WORKSPACE_TOKENS
+    if spec.max_positions > 0:  # else nothing bounds it
+        cached = min(cached, 8 * spec.max_positions)
+    expanded = max(
+        (_latent_width(m, parallel.tensor) for m in distinct_mixers(spec.layers)), default=0.0
+    )
     latents = cached * size * expanded
     towers = _tower_bytes(spec, n)
     peak = max(forward, sampler_bytes[1] * logits + hidden, latents + hidden, towers)
@@ -217,14 +221,6 @@ def peak_activations(
         int(high),
         f"peak of {n:,} tokens through the widest layer, or of {max_num_seqs:,} rows of logits",
     )
-
-
-def _mixers(spec: ModelSpec) -> set[Mixer]:
-    mixers: set[Mixer] = set()
-    for layer in spec.layers:
-        mixer = layer.mixer
-        mixers.update(mixer.parts if isinstance(mixer, ParallelMixers) else (mixer,))
-    return mixers
 
 
 def _experts(spec: ModelSpec) -> set[Experts]:
@@ -238,7 +234,7 @@ def _widest_layer(spec: ModelSpec, ranks: int) -> float:
     feed_forwards |= {layer.parallel_dense for layer in spec.layers if layer.parallel_dense}
     return max(
         max((_feed_forward_width(f, ranks) for f in feed_forwards), default=0.0),
-        max((_mixer_width(m, ranks) for m in _mixers(spec)), default=0.0),
+        max((_mixer_width(m, ranks) for m in distinct_mixers(spec.layers)), default=0.0),
     )
 
 

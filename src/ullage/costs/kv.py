@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import lcm
 
+from ullage.anatomy.distinct import mixer_parts
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -21,7 +22,6 @@ from ullage.anatomy.spec import (
     ModelSpec,
     ShortConv,
 )
-from ullage.anatomy.spec import Parallel as ParallelMixer
 from ullage.costs.deployment import Parallel
 from ullage.costs.kv_formats import ELEMENT_BYTES as ELEMENT_BYTES
 from ullage.costs.kv_formats import (
@@ -112,8 +112,9 @@ def layer_kv(
     layer: LayerSpec, parallel: Parallel, kv_cache_dtype: str = "auto", dtype: str = "bfloat16"
 ) -> LayerKV:
     """What this layer keeps per sequence on one rank. `dtype` is the one the model computes in."""
-    mixers = layer.mixer.parts if isinstance(layer.mixer, ParallelMixer) else (layer.mixer,)
-    parts = [_mixer_kv(m, layer.index, parallel, kv_cache_dtype, dtype) for m in mixers]
+    parts = [
+        _mixer_kv(m, layer.index, parallel, kv_cache_dtype, dtype) for m in mixer_parts(layer.mixer)
+    ]
     kept = parts[0]
     for other in parts[1:]:
         assert not (kept.ratio > 1 or other.ratio > 1), "parallel mixers are not compressed"
@@ -244,20 +245,6 @@ def _growth(rows: Iterable[LayerKV]) -> int:
     growing = [(row.token_bytes, row.ratio) for row in rows if row.token_bytes]
     common = lcm(*(ratio for _, ratio in growing))
     return -(-sum(size * (common // ratio) for size, ratio in growing) // common)
-
-
-def window_bytes_per_sequence(
-    spec: ModelSpec,
-    parallel: Parallel = ONE_RANK,
-    kv_cache_dtype: str = "auto",
-    dtype: str | None = None,
-) -> int:
-    """Bytes of all full windows and chunks of one long sequence on the fullest rank."""
-    rows = layers_kv(spec, parallel, kv_cache_dtype, dtype)
-    return max(
-        sum(row.window * row.window_token_bytes for row in rows[s.start : s.stop])
-        for s in _stages(rows, parallel)
-    )
 
 
 def state_bytes_per_sequence(

@@ -45,16 +45,23 @@ class EngineOptions:
             )
 
     def resolve_max_model_len(self, spec: ModelSpec) -> int:
-        """The limit on prompt and answer together. Raises BadUsage above the model's own."""
-        if self.max_model_len is None:
-            return spec.max_positions
-        if not 1 <= self.max_model_len <= spec.max_positions:
-            raise BadUsage(
-                str(self.max_model_len),
-                field="--max-model-len",
-                expected=f"1 to {spec.max_positions}, the model's own limit",
-            )
-        return self.max_model_len
+        """The limit on prompt and answer together.
+
+        Raises BadUsage above the model's own, and where neither the model nor a flag names one.
+        """
+        asked, own = self.max_model_len, spec.max_positions
+        if asked is None:
+            if own <= 0:
+                raise BadUsage(
+                    "the configuration names no longest length",
+                    field="--max-model-len",
+                    expected="the most tokens of one request",
+                )
+            return own
+        if asked < 1 or 0 < own < asked:
+            most = f"1 to {own}, the model's own limit" if own > 0 else "at least 1"
+            raise BadUsage(str(asked), field="--max-model-len", expected=most)
+        return asked
 
 
 class _Priced(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ullage.anatomy.distinct import distinct_mixers
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -20,7 +21,6 @@ from ullage.anatomy.spec import (
     ModelSpec,
     ShortConv,
 )
-from ullage.anatomy.spec import Parallel as ParallelMixers
 from ullage.costs.deployment import Deployment, Parallel
 
 VOCABULARY_PADDING = 64
@@ -34,7 +34,9 @@ def refused_sizes(spec: ModelSpec, parallel: Parallel) -> tuple[str, ...]:
     (divide), vocab_parallel_embedding.py, mamba/mamba_mixer2.py, distributed/utils.py.
     """
     reasons: dict[str, None] = {}
-    for mixer in _mixers(spec):
+    layers = (*spec.layers, *spec.encoder_layers)
+    crossing = (x.cross_attention for x in layers if x.cross_attention is not None)
+    for mixer in dict.fromkeys((*distinct_mixers(layers), *crossing)):
         reasons.update(dict.fromkeys(_mixer_reasons(mixer, parallel.tensor)))
     for name, width, ranks in _widths(spec, parallel):
         if width % ranks:
@@ -42,9 +44,9 @@ def refused_sizes(spec: ModelSpec, parallel: Parallel) -> tuple[str, ...]:
     padded = -(-spec.vocab_size // VOCABULARY_PADDING) * VOCABULARY_PADDING
     if padded % parallel.tensor:
         reasons[f"{padded:,} padded vocabulary rows do not divide by {parallel.tensor}"] = None
-    layers = len(spec.layers)
-    if parallel.pipeline > layers:
-        reasons[f"{layers} layers do not fill {parallel.pipeline} pipeline stages"] = None
+    num_layers = len(spec.layers)
+    if parallel.pipeline > num_layers:
+        reasons[f"{num_layers} layers do not fill {parallel.pipeline} pipeline stages"] = None
     if parallel.expert and not any(isinstance(x.feed_forward, Experts) for x in spec.layers):
         reasons["the model has no experts to spread"] = None
     return tuple(reasons)
@@ -73,16 +75,6 @@ def spread(spec: ModelSpec, deployment: Deployment, num_devices: int) -> tuple[D
             words += f" (the largest that the model allows), data_parallel_size {sizes.data}"
         return replace(deployment, parallel=sizes), words
     return deployment, "no tensor-parallel size is accepted for this model"
-
-
-def _mixers(spec: ModelSpec) -> set[Mixer]:
-    mixers: set[Mixer] = set()
-    for layer in (*spec.layers, *spec.encoder_layers):
-        mixer = layer.mixer
-        mixers.update(mixer.parts if isinstance(mixer, ParallelMixers) else (mixer,))
-        if layer.cross_attention is not None:
-            mixers.add(layer.cross_attention)
-    return mixers
 
 
 def _mixer_reasons(mixer: Mixer, tensor: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ are `vllm_decisions.py`, pages `vllm_pages.py`, groups `vllm_groups.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ullage.anatomy.spec import ModelSpec
@@ -51,8 +51,9 @@ class Allocation:
     `kv_cache_size_tokens` of vllm:cache_config_info, `max_concurrency` its
     `kv_cache_max_concurrency`. The last two are None where nothing is cached (encoders).
     `kv_cache_bytes` = num_blocks × bytes_per_block, all layers of the fullest rank.
-    `request_bytes` is what one request of max_model_len tokens takes. With `refusals` vLLM does
-    not start; the figures then say what the pool would have been.
+    `request_bytes` is what one request of max_model_len tokens takes, `max_model_len_that_fits` the
+    longest, up to the model's own maximum, of which one fits: 0 if not even one token does. With
+    `refusals` vLLM does not start; the figures then say what the pool would have been.
     """
 
     basis: Basis
@@ -74,11 +75,6 @@ class Allocation:
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
-
-    @property
-    def starts(self) -> bool:
-        """Whether vLLM starts with this."""
-        return not self.refusals
 
 
 def allocate(
@@ -143,22 +139,6 @@ def allocate(
         warnings=tuple(warnings),
         refusals=tuple(refusals),
     )
-
-
-def max_model_len_that_fits(
-    spec: ModelSpec,
-    deployment: Deployment,
-    kv_cache_memory_bytes: int,
-    *,
-    hardware: HardwareSpec | None = None,
-    usage: Usage = "server",
-) -> int:
-    """The longest max_model_len, up to the model's own maximum, of which one request fits; 0 if
-    not even one token does. What `--max-model-len auto` settles on."""
-    automatic = replace(deployment, max_model_len=-1)
-    return allocate(
-        spec, automatic, kv_cache_memory_bytes, hardware=hardware, usage=usage
-    ).max_model_len_that_fits
 
 
 def _basis(spec: ModelSpec, deployment: Deployment, warnings: list[str]) -> Basis:

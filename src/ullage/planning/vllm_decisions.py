@@ -203,6 +203,8 @@ class _Deciding:
         asked = self.flags.max_model_len
         if asked is None or asked == -1:
             default, source = longest, "config: the model's own maximum"
+            if self.spec.max_positions <= 0:
+                source = "vLLM: what it assumes where no key names a length (config/model.py)"
             originals = [r.original_max_positions for r in self.ropes if r.scaling == "longrope"]
             if originals:
                 default = originals[0] or longest

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
-from ullage.planning.vllm_pages import Page
+from ullage.planning.vllm_pages import Page, round_up
 
 FULL = ("full", "mla")
 """Kinds that need a block for every token: they may share a group whatever their page sizes."""
@@ -79,12 +79,12 @@ def bytes_per_block(groups: Sequence[Group], *, block_outermost: bool) -> int:
     """Bytes of one block over all layers of one rank: the widest group's (groups overlay)."""
     if not block_outermost:
         return max(
-            sum(_round_up(s.page.page_bytes, s.page.stride_alignment) for s in group.slots)
+            sum(round_up(s.page.page_bytes, s.page.stride_alignment) for s in group.slots)
             for group in groups
         )
     widest = max(sum(s.page.page_bytes for s in group.slots) for group in groups)
     alignments = {s.page.stride_alignment for group in groups for s in group.slots}
-    return _round_up(widest, lcm(*alignments))
+    return round_up(widest, lcm(*alignments))
 
 
 # --- one group -----------------------------------------------------------------------------------
@@ -306,7 +306,3 @@ def _least_padding(counts: Sequence[int], floor: int) -> int:
         return sum(-count % size for count in counts)
 
     return min(range(floor, max(counts) + 1), key=lambda size: (padding(size), -size))
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ullage.anatomy.distinct import distinct_mixers
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -19,7 +20,6 @@ from ullage.anatomy.spec import (
     Rope,
     ShortConv,
 )
-from ullage.anatomy.spec import Parallel as ParallelMixer
 
 ARCHITECTURES = Path(__file__).with_name("vllm_architectures.txt")
 """What vLLM keys by the name of an architecture: data, so that no rule here names a model."""
@@ -69,7 +69,7 @@ def architecture_settings(architecture: str) -> dict[str, str] | None:
 
 def kinds_of(spec: ModelSpec) -> Kinds:
     """Look through the stack once, each distinct mixer once."""
-    mixers = _mixers(spec)
+    mixers = distinct_mixers(spec.layers)
     attentions = [m for m in mixers if isinstance(m, Attention)]
     causal = [m for m in attentions if m.causal]
     latents = [m for m in mixers if isinstance(m, LatentAttention)]
@@ -91,17 +91,8 @@ def kinds_of(spec: ModelSpec) -> Kinds:
 def ropes_of(spec: ModelSpec) -> tuple[Rope, ...]:
     """The distinct rotary embeddings of the stack, in the order of the layers."""
     ropes: dict[Rope, None] = {}
-    for mixer in _mixers(spec):
+    for mixer in distinct_mixers(spec.layers):
         rope = getattr(mixer, "rope", None)
         if rope is not None:
             ropes[rope] = None
     return tuple(ropes)
-
-
-def _mixers(spec: ModelSpec) -> tuple[object, ...]:
-    """Each distinct mixer once, parallel parts apart."""
-    mixers: dict[object, None] = {}
-    for whole in dict.fromkeys(layer.mixer for layer in spec.layers):
-        for part in whole.parts if isinstance(whole, ParallelMixer) else (whole,):
-            mixers[part] = None
-    return tuple(mixers)

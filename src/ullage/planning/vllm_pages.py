@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal
 
+from ullage.anatomy.distinct import mixer_parts
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -22,7 +23,6 @@ from ullage.anatomy.spec import (
     ModelSpec,
     ShortConv,
 )
-from ullage.anatomy.spec import Parallel as ParallelMixer
 from ullage.costs.kv import kv_heads_per_rank, recurrent_dtype, state_elements
 from ullage.costs.kv_formats import (
     attention_token_bytes,
@@ -33,7 +33,7 @@ from ullage.costs.kv_formats import (
 
 Kind = Literal["full", "mla", "window", "window_mla", "chunk", "state"]
 
-DSV4_TOKEN_BYTES = 584
+PACKED_KEY_BYTES = 584
 """One fp8_ds_mla key of compressed attention: 448 + 64 × 2 + 8 scale bytes
 (vllm/models/deepseek_v4/attention.py)."""
 
@@ -125,7 +125,7 @@ class PageRules:
 
 def layer_pages(layer: LayerSpec, rules: PageRules) -> tuple[Page, ...]:
     """The pages that one layer registers, in vLLM's order; empty when it caches nothing."""
-    mixers = layer.mixer.parts if isinstance(layer.mixer, ParallelMixer) else (layer.mixer,)
+    mixers = mixer_parts(layer.mixer)
     return tuple(page for mixer in mixers for page in _mixer_pages(mixer, rules))
 
 
@@ -205,7 +205,7 @@ def _compressed_pages(mixer: CompressedAttention, rules: PageRules) -> tuple[Pag
     packed = rules.kv_cache_dtype == "fp8_ds_mla"
     align = 576 if packed else 512
     key = (
-        DSV4_TOKEN_BYTES
+        PACKED_KEY_BYTES
         if packed
         else mixer.head_dim * element_bytes(rules.kv_cache_dtype, rules.dtype)
     )
@@ -220,7 +220,7 @@ def _compressed_pages(mixer: CompressedAttention, rules: PageRules) -> tuple[Pag
             pages.append(_pooled_page(index, mixer.ratio, rules.block_size))
             sums = 2 * overlap * mixer.indexer.head_dim * 4
             pages.append(_sums_page(sums, overlap * mixer.ratio, block))
-    return tuple(replace(p, padded_bytes=_round_up(p.natural_bytes, align)) for p in pages)
+    return tuple(replace(p, padded_bytes=round_up(p.natural_bytes, align)) for p in pages)
 
 
 def _pooled_page(state_bytes: int, ratio: int, block_size: int) -> Page:
@@ -253,5 +253,6 @@ def _state_page(mixer: Mamba | LinearAttention | ShortConv, rules: PageRules) ->
     )
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple
