@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ullage.anatomy import load, read_config
+from ullage.anatomy.spec import Attention, LinearAttention, Mamba, ShortConv
 from ullage.costs.deployment import Deployment, Parallel
 from ullage.costs.hardware import find_hardware
 from ullage.errors import BadUsage
@@ -26,6 +27,12 @@ RECORDED = [json.loads(line) for line in FIXTURES.read_text().splitlines()]
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/configs is not here")
 GIB = 2**30
+STATES = {
+    "mamba": Mamba(1, d_inner=256, d_state=16, d_conv=4, dt_rank=8),
+    "mamba2": Mamba(2, d_inner=256, d_state=32, d_conv=4, num_heads=4, head_dim=64),
+    "delta": LinearAttention("gated_delta_net", 2, 4, 32, 32, d_conv=4),
+    "conv": ShortConv(channels=64, d_conv=3),
+}
 CPU = Deployment(platform="cpu")
 CUDA = Deployment(platform="cuda")
 
@@ -184,15 +191,50 @@ def test_blocks_follow_the_kernels_of_the_gpu(name, gpu, kv_cache_dtype, block):
 
 
 @shared
-def test_chunked_layers_keep_all_tokens():
+def test_chunked_layers_keep_a_chunk_and_what_is_in_flight():
     got = allocate(
         spec_of("meta-llama--Llama-4-Scout-17B-16E-Instruct"),
-        replace(CUDA, max_model_len=32_768),
-        8 * GIB,
+        replace(CUDA, max_model_len=131_072),
+        64 * GIB,
+        hardware=find_hardware("H100-SXM"),
     )
-    (group,) = got.groups
-    assert group.num_layers == 48
-    assert group.blocks_per_request == 2048
+    # 36 chunked and 12 full layers: three tables of chunks beside one of everything.
+    assert [group.num_layers for group in got.groups] == [12, 12, 12, 12]
+    by_kind = {group.kinds: group.blocks_per_request for group in got.groups}
+    assert by_kind == {("chunk",): (8192 + 2 * 8192) // 16, ("full",): 131_072 // 16}
+
+
+@pytest.mark.parametrize("platform", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("asked", [None, 48, 256])
+@pytest.mark.parametrize(
+    "mixers",
+    [("mamba",), ("mamba2",), ("delta",), ("conv",), ("conv", "delta", "conv")],
+    ids="+".join,
+)
+def test_states_without_attention_are_cached_in_the_general_default_block(mixers, asked, platform):
+    spec = replace(SMALL, layers=tuple(replace(SMALL.layers[0], mixer=STATES[m]) for m in mixers))
+    cached = replace(platform, block_size=asked, enable_prefix_caching=True, max_model_len=2048)
+    assert allocate(spec, cached, GIB).block_size == (asked or 16)
+    # Without cached prefixes one state stands for the whole length.
+    whole = replace(cached, enable_prefix_caching=False)
+    assert allocate(spec, whole, GIB).block_size == 2048
+
+
+@pytest.mark.parametrize("platform", [CPU, CUDA], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("caching", [None, False, True])
+def test_what_caches_nothing_does_not_start_with_prefix_caching(caching, platform):
+    attention = SMALL.layers[0].mixer
+    assert isinstance(attention, Attention)
+    encoder = replace(
+        cut(SMALL, 1),
+        kind="encoder",
+        layers=(replace(SMALL.layers[0], mixer=replace(attention, causal=False)),),
+    )
+    got = allocate(encoder, replace(platform, enable_prefix_caching=caching), GIB)
+    assert got.groups == ()
+    assert got.enable_prefix_caching is bool(caching)
+    assert any("prefix caching" in reason for reason in got.refusals) is bool(caching)
+    assert bool(got.refusals) is bool(caching)
 
 
 @shared

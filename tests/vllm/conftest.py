@@ -22,9 +22,16 @@ def vllm_python() -> Path:
     return python
 
 
+DEFAULT_SEED = 62_786
+"""What a plain run draws: always the same, so that it fails for a change and not for its luck."""
+
+
 @pytest.fixture(scope="session")
-def seed() -> int:
-    """ULLAGE_VLLM_SEED, or a new one; printed, so that a failure can be drawn again."""
-    seed = int(os.environ.get("ULLAGE_VLLM_SEED") or random.SystemRandom().randrange(10**6))
-    print(f"\nseed {seed}: ULLAGE_VLLM_SEED={seed} repeats these draws")
+def seed(request) -> int:
+    """DEFAULT_SEED, or ULLAGE_VLLM_SEED: a number, or `random` for a draw that nobody has seen.
+    Printed at once, so that a failure can be drawn again."""
+    asked = os.environ.get("ULLAGE_VLLM_SEED") or str(DEFAULT_SEED)
+    seed = random.SystemRandom().randrange(10**6) if asked == "random" else int(asked)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\nseed {seed}: ULLAGE_VLLM_SEED={seed} repeats these draws", flush=True)
     return seed

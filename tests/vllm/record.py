@@ -63,23 +63,38 @@ CHOSEN = {
     "library--bert": (1,),
 }
 
-EXTRA = {
+EXTRA = (
     # blocks that the CPU's kernel does not take, alone and beside windows and states
-    "library--llama": {"block_size": 16},
-    "library--smollm3": {"block_size": 48},
-    "library--gemma2": {"block_size": 48, "dtype": "bfloat16"},
-    "openai--gpt-oss-120b": {"block_size": 16},
-    "Qwen--Qwen3.5-27B": {"block_size": 48, "enable_prefix_caching": True},
-    # states without attention, with and without cached prefixes
-    "library--mamba2": {"enable_prefix_caching": True},
-    "library--falcon_mamba": {"enable_prefix_caching": True, "block_size": 64},
+    ("library--llama", {"block_size": 16}),
+    ("library--smollm3", {"block_size": 48}),
+    ("library--gemma2", {"block_size": 48, "dtype": "bfloat16"}),
+    ("openai--gpt-oss-120b", {"block_size": 16}),
+    ("Qwen--Qwen3.5-27B", {"block_size": 48, "enable_prefix_caching": True}),
+    # states without attention, with and without cached prefixes, in blocks asked for or not
+    ("library--mamba", {"enable_prefix_caching": True, "block_size": None}),
+    ("library--mamba2", {"enable_prefix_caching": True}),
+    ("library--mamba2", {"enable_prefix_caching": True, "block_size": None, "dtype": "float32"}),
+    ("library--falcon_mamba", {"enable_prefix_caching": True, "block_size": 64}),
+    ("library--falcon_mamba", {"enable_prefix_caching": True, "block_size": None}),
+    # nothing in the configuration limits the length
+    ("library--mamba2", {"max_model_len": 4096}),
+    ("library--mamba", {"max_model_len": None}),
+    ("library--mamba", {"max_model_len": -1}),
+    # chunks beside full attention, where the chunk bounds what is kept and where it does not
+    ("library--llama4_text", {"max_model_len": 4096}),
+    ("library--llama4_text", {"max_model_len": 16384, "kv_cache_memory_bytes": 900 << 20}),
+    ("library--llama4_text", {"max_model_len": -1, "enable_prefix_caching": False}),
+    # prefix caching where nothing is cached
+    ("library--bert", {"enable_prefix_caching": True}),
+    ("library--roberta", {"enable_prefix_caching": True, "block_size": None}),
+    ("library--roberta", {"enable_prefix_caching": False}),
     # a pool that does not hold one request; lengths fitted to the pool
-    "Qwen--Qwen3-8B": {"kv_cache_memory_bytes": 3 << 20, "max_model_len": 4096},
-    "google--gemma-4-26B-A4B": {"max_model_len": -1},
-    "nvidia--Nemotron-H-56B-Base-8K": {"max_model_len": -1},
-    "deepseek-ai--DeepSeek-V3": {"max_model_len": -1},
-}
-"""Limits that are put over those drawn from seed 0, for what a draw may miss."""
+    ("Qwen--Qwen3-8B", {"kv_cache_memory_bytes": 3 << 20, "max_model_len": 4096}),
+    ("google--gemma-4-26B-A4B", {"max_model_len": -1}),
+    ("nvidia--Nemotron-H-56B-Base-8K", {"max_model_len": -1}),
+    ("deepseek-ai--DeepSeek-V3", {"max_model_len": -1}),
+)
+"""Limits that are put over those drawn from seed 0, for what a draw may miss; None: not given."""
 
 
 def main(names: list[str]) -> None:
@@ -90,10 +105,11 @@ def main(names: list[str]) -> None:
         for seed in seeds
         if not names or any(part in name for part in names)
     ]
-    for name, limits in EXTRA.items():
+    for name, limits in EXTRA:
         if not names or any(part in name for part in names):
             case = case_of(name, readers[name](), 0).as_json()
-            case["limits"] |= {"kv_cache_dtype": "auto", "dtype": "auto"} | limits
+            given = case["limits"] | {"kv_cache_dtype": "auto", "dtype": "auto"} | limits
+            case["limits"] = {key: value for key, value in given.items() if value is not None}
             case["name"] = f"{name}--{'-'.join(f'{k}={v}' for k, v in limits.items())}"
             cases.append(case)
     python = Path(os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32").expanduser()

@@ -99,6 +99,11 @@ def allocate(
         pool = _pool(spec, deployment, decisions)
     except Ungroupable as reason:
         refusals.append(str(reason))
+    else:
+        if pool is None and decisions.enable_prefix_caching:
+            # Its coordinator for all but one group asserts that there is any
+            # (HybridKVCacheCoordinator, v1/core/kv_cache_coordinator.py).
+            refusals.append("vLLM does not start with prefix caching on where nothing is cached")
     if pool is None:
         return _nothing_cached(decisions, basis, warnings, refusals)
 
@@ -176,7 +181,6 @@ def _pool(spec: ModelSpec, deployment: Deployment, decisions: Decisions) -> Pool
     return pool_of(
         slots,
         len(stages),
-        hybrid_manager=decisions.hybrid_manager,
         block_outermost=decisions.block_outermost,
         in_flight_tokens=decisions.in_flight_tokens,
         aligned_states=decisions.aligned_states,

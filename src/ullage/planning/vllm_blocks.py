@@ -58,7 +58,10 @@ def decide_blocks(
     """Block sizes of attention and states; `capability_major` of the GPU, 0 unknown or a CPU."""
     cpu = flags.platform == "cpu"
     kernel = attention_kernel(kinds, capability_major, kv_cache_dtype, cpu=cpu)
-    size = _block_size(kernel, flags.block_size, cpu=cpu)
+    if kinds.states and not kinds.hybrid and aligned_states:
+        size = _lone_state_block(flags.block_size)
+    else:
+        size = _block_size(kernel, flags.block_size, cpu=cpu)
     notes = [size]
     block, padded = int(size.value or 0), 0
     if kinds.hybrid:
@@ -137,6 +140,15 @@ def _block_size(kernel: Kernel, asked: int | None, *, cpu: bool) -> Decision:
     takes_default = DEFAULT_BLOCK_TOKENS % kernel.tokens == 0
     block = DEFAULT_BLOCK_TOKENS if takes_default else kernel.tokens
     return Decision("block_size", block, "vLLM's default, or the least that its kernels take")
+
+
+def _lone_state_block(asked: int | None) -> Decision:
+    """Blocks of cached states in a stack without attention. MambaModelConfig takes the block size
+    for them before the platform chooses its own, and only the growth of hybrids revises it."""
+    if asked is not None:
+        return Decision("block_size", asked, "flag --block-size")
+    source = "vLLM: its general default, whatever the platform, for states without attention"
+    return Decision("block_size", DEFAULT_BLOCK_TOKENS, source)
 
 
 def _grow(

@@ -55,7 +55,6 @@ class Decisions:
     in_flight_tokens: int
     enable_prefix_caching: bool
     aligned_states: bool
-    hybrid_manager: bool
     block_outermost: bool
     rules: PageRules
     notes: tuple[Decision, ...]
@@ -115,13 +114,6 @@ class _Deciding:
             max_model_len=max_model_len,
             aligned_states=aligned,
         )
-        hybrid_manager = not self.kinds.chunked
-        if self.kinds.chunked:
-            self._note(
-                "hybrid_kv_cache_manager",
-                False,
-                "off for chunked local attention (config/vllm.py): chunked layers keep all tokens",
-            )
         return Decisions(
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
@@ -133,7 +125,6 @@ class _Deciding:
             in_flight_tokens=in_flight,
             enable_prefix_caching=prefix_caching,
             aligned_states=aligned,
-            hybrid_manager=hybrid_manager,
             block_outermost=self.kinds.compressed is not None,
             rules=blocks.rules,
             notes=(*self.notes, *blocks.notes),
@@ -223,6 +214,11 @@ class _Deciding:
         if self.spec.max_positions <= 0:
             if self.flags.max_model_len is not None and self.flags.max_model_len > 0:
                 return self.flags.max_model_len  # nothing limits what is asked for
+            if self.flags.max_model_len == -1:
+                self.refusals.append(
+                    "vLLM fits max_model_len to the memory only below a maximum that the config "
+                    "names, and this one names none"
+                )
             self.warnings.append(f"no maximum length is configured: vLLM assumes {UNSAID_LENGTH:,}")
             return UNSAID_LENGTH
         if self.settings.get("rope_factor") == "included":
@@ -254,8 +250,11 @@ class _Deciding:
         """(prefix caching, chunked prefill), from config/model.py and platforms/cpu.py."""
         name, asked = "enable_prefix_caching", self.flags.enable_prefix_caching
         if self.kinds.encoder:
-            self._note(name, False, "vLLM: off for bidirectional encoders")
-            return False, False
+            if asked is None:
+                self._note(name, False, "vLLM: off for bidirectional encoders")
+            else:  # vLLM warns, and does as it was told
+                self._note(name, asked, "flag --enable-prefix-caching")
+            return asked or False, False
         if self.cpu and self.kinds.latent is not None:
             # Chunked prefill goes off as well, but only after the limits were checked with it on.
             self._note(name, False, "vLLM: off for latent attention on a CPU without AMX")

@@ -44,7 +44,6 @@ class Kinds:
     states: tuple[Mamba | LinearAttention | ShortConv, ...]
     sparse: bool
     sparse_gqa: bool
-    chunked: bool
     encoder: bool
     head_dims: frozenset[int]
     ratios: frozenset[int]
@@ -81,7 +80,6 @@ def kinds_of(spec: ModelSpec) -> Kinds:
         states=tuple(m for m in mixers if isinstance(m, Mamba | LinearAttention | ShortConv)),
         sparse=any(m.indexer is not None for m in latents),
         sparse_gqa=any(m.sparse_index is not None for m in causal),
-        chunked=any(m.chunk for m in causal),
         encoder=bool(attentions) and not causal,
         head_dims=frozenset(m.head_dim for m in causal),
         ratios=frozenset(m.ratio for m in compressed if m.ratio > 1),

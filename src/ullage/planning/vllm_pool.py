@@ -66,12 +66,16 @@ def pool_of(
     slots: Sequence[Slot],
     ranks: int,
     *,
-    hybrid_manager: bool,
     block_outermost: bool,
     in_flight_tokens: int,
     aligned_states: bool,
+    hybrid_manager: bool = True,
 ) -> Pool | None:
-    """The pool of a model's caches, None when it has none. Raises Ungroupable."""
+    """The pool of a model's caches, None when it has none. Raises Ungroupable.
+
+    `hybrid_manager` is off only where it is asked to be (--disable-hybrid-kv-cache-manager, or
+    VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0 for chunks, whose default is 1).
+    """
     groups = group_slots(slots, hybrid_manager=hybrid_manager, block_outermost=block_outermost)
     if not groups:
         return None
