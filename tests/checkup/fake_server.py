@@ -42,21 +42,26 @@ class FakeServer:
     metrics: bool = True
     bytes_metrics: bool = True
     max_model_len: int = 512
+    num_blocks: int = NUM_BLOCKS
+    block_size: int = BLOCK_SIZE
+    # A line as a real server exports it, in the place of the one made up here.
+    cache_info: str = ""
     url: str = ""
     bodies: list[dict] = field(default_factory=list)
     running: dict[int, int] = field(default_factory=dict)
     generated: int = 0
 
     def page(self) -> str:
-        blocks = sum(-(-tokens // BLOCK_SIZE) for tokens in self.running.values())
+        blocks = sum(-(-tokens // self.block_size) for tokens in self.running.values())
         lines = [
             "# HELP vllm:kv_cache_usage_perc share",
-            f'vllm:kv_cache_usage_perc{{engine="0",model_name="fake"}} {blocks / NUM_BLOCKS}',
+            f'vllm:kv_cache_usage_perc{{engine="0",model_name="fake"}} {blocks / self.num_blocks}',
             f'vllm:num_requests_running{{engine="0"}} {len(self.running)}',
             'vllm:num_requests_waiting{engine="0"} 0',
             'vllm:num_preemptions_total{engine="0"} 0',
             f'vllm:generation_tokens_total{{engine="0"}} {self.generated}',
-            f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{NUM_BLOCKS}",'
+            self.cache_info
+            or f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{NUM_BLOCKS}",'
             f'kv_cache_size_tokens="{BLOCK_SIZE * NUM_BLOCKS}",cache_dtype="auto"}} 1.0',
         ]
         if self.bytes_metrics:

@@ -158,13 +158,32 @@ def test_what_was_not_evaluated_is_named(document: dict[str, Any]) -> None:
     audit = document["audit"]
     missing = [f for f in audit["findings"] if f["state"] == "not_evaluable"]
     assert all(f["missing"] for f in missing)
-    assert f"{len(missing)} audit rules" in whats
+    rules = [item for item in document["not_evaluated"] if item["kind"] == "rule"]
+    assert sum(item["count"] for item in rules) == len(missing)
+    assert f"{len(missing)} rules" in document["verdict"]["paragraph"]
+
+
+def test_rules_of_another_question_take_one_line_and_keep_their_ids_in_the_json(
+    document: dict[str, Any], saved: Path
+) -> None:
+    missing = {
+        f["id"]: f["title"] for f in document["audit"]["findings"] if f["state"] == "not_evaluable"
+    }
+    assert {"A151", "A159", "A161", "A177"} <= missing.keys()
+    whats = {item["what"]: item["why"] for item in document["not_evaluated"]}
+    assert "--deep" in whats["9 audit rules on the values of tensors"]
+    assert "--deployment" in whats["16 audit rules on a deployment file"]
+    page = (saved / "report.html").read_text(encoding="utf-8")
+    assert "A151 to A159" in page and "A161 to A177" in page
+    assert missing["A153"] not in page and missing["A168"] not in page
 
 
 def test_the_verdict_does_not_claim_more_than_the_run(document: dict[str, Any]) -> None:
     verdict = document["verdict"]
     assert "answered all 6 requests" in verdict["paragraph"]
-    assert "as predicted" in verdict["paragraph"]
+    assert "exactly as predicted: KV blocks " in verdict["paragraph"]
+    tolerance = document["kv_growth"]["tolerance"]
+    assert f"agrees within ±{tolerance:.1%}" in verdict["paragraph"]
     counts = document["audit"]["counts"]
     worst = next((s for s in ("error", "warning") if counts[s]), None)
     expected = {"error": "fault", "warning": "attention", None: "sound"}[worst]
@@ -302,6 +321,72 @@ def test_a_server_whose_kv_grows_otherwise_is_not_called_right(tiny: Path, tmp_p
     assert document["verdict"]["state"] in ("attention", "fault")
     assert "but " in document["verdict"]["paragraph"]
     assert "as predicted" not in document["verdict"]["paragraph"]
+    assert "and the engine says 3.20 MB" in document["verdict"]["paragraph"]
+
+
+# As vLLM 0.32 on a CPU exported it for this very model (float32, 1 GiB for the KV cache,
+# --max-model-len 480).
+VLLM_CACHE_INFO = (
+    'vllm:cache_config_info{_block_size_resolved="True",block_size="128",cache_dtype="auto",'
+    'cache_hit_alignment_tokens="None",effective_attention_block_size="128",'
+    'enable_mamba_shared_prefix_checkpoint="False",enable_prefix_caching="True",engine="0",'
+    'gpu_memory_utilization="0.92",hash_block_size="None",is_attention_free="False",'
+    'kv_cache_dtype_skip_layers="[]",kv_cache_layout="None",kv_cache_max_concurrency="2730.5",'
+    'kv_cache_memory_bytes="1073741824",kv_cache_size_tokens="1310640",'
+    'mamba_block_size="None",num_cpu_blocks="None",num_gpu_blocks="10922",'
+    'num_gpu_blocks_override="None",sliding_window="None",user_specified_block_size="False"} 1.0'
+)
+
+
+def a_vllm(cache_info: str) -> FakeServer:
+    return FakeServer(
+        bytes_metrics=False,
+        token_s=0.01,
+        max_model_len=480,
+        num_blocks=10922,
+        block_size=128,
+        cache_info=cache_info,
+    )
+
+
+def test_what_a_real_vllm_allocated_stands_first_and_is_as_predicted(
+    tiny: Path, tmp_path: Path
+) -> None:
+    flags = ["--gpu", "this-machine", "--dtype", "float32"]
+    _, document = run_against(a_vllm(VLLM_CACHE_INFO), tiny, tmp_path, *flags)
+    rows = document["comparison"]["rows"][:4]
+    assert [(r["note"], r["predicted"]["value"], r["actual"]["value"]) for r in rows] == [
+        ("num_gpu_blocks", 10_922, 10_922),
+        ("block_size", 128, 128),
+        ("kv_cache_size_tokens", 1_310_640, 1_310_640),
+        ("kv_cache_max_concurrency", 2730.5, 2730.5),
+    ]
+    assert "vLLM's own KV allocation is exactly as predicted" in document["verdict"]["paragraph"]
+
+
+def test_a_vllm_that_allocated_otherwise_needs_attention(tiny: Path, tmp_path: Path) -> None:
+    flags = ["--gpu", "this-machine", "--dtype", "float32"]
+    other = VLLM_CACHE_INFO.replace('num_gpu_blocks="10922"', 'num_gpu_blocks="5461"')
+    _, document = run_against(a_vllm(other), tiny, tmp_path, *flags)
+    assert document["verdict"]["state"] in ("attention", "fault")
+    assert (
+        "for KV blocks 10,922 were predicted and the engine says 5,461"
+        in document["verdict"]["paragraph"]
+    )
+
+
+def test_a_server_on_this_machine_has_a_device(tiny: Path, tmp_path: Path) -> None:
+    _, document = run_against(FakeServer(), tiny, tmp_path, "--gpu", "this-machine")
+    (ledger,) = document["ledgers"]
+    assert ledger["device"].startswith("this machine")
+    assert ledger["total_bytes"] == sum(row["bytes"] for row in ledger["rows"])
+    assert "on cpu" in document["audit"]["judged_for"]
+    lacks = [lack for f in document["audit"]["findings"] for lack in f["missing"]]
+    assert not [lack for lack in lacks if "--gpu NAME[:N]" in lack or "no device" in lack]
+    assert "no device is named" not in json.dumps(document)
+    # Whether it fits on bought devices is another question, and is still answered.
+    cells = [cell for row in document["fits"]["rows"] for cell in row["cells"]]
+    assert all(cell["min"] is not None for cell in cells)
 
 
 def test_a_server_that_takes_text_only_is_given_text(tiny: Path, tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ Writing it, with the page, is `save.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from ullage import __version__
 from ullage.checkup.figures import figure, named
 from ullage.checkup.gather import Evidence
+from ullage.checkup.html.words import QUIET_LACKS
 from ullage.checkup.memory import MachineReading, device_ledger, fits_table, machine_ledger
 from ullage.checkup.metrics import Series
 from ullage.checkup.prediction_parts import (
@@ -27,6 +29,7 @@ from ullage.checkup.subject_parts import audit_part, engine_part, machine_part, 
 from ullage.checkup.summary import LoadSummary, summarise
 from ullage.checkup.verdict import paragraph, state_of
 from ullage.costs.kv import compute_dtype, kv_bytes_per_token
+from ullage.findings.finding import Finding
 
 SCHEMA = "ullage.checkup/1"
 
@@ -64,6 +67,7 @@ def build_document(evidence: Evidence) -> dict[str, Any]:
             summary,
             (run["num_preemptions"] or 0) if run else 0,
             document["kv_growth"],
+            document["comparison"]["allocation"],
         ),
         "paragraph": paragraph(document, evidence.not_run),
     }
@@ -82,13 +86,19 @@ def ledgers(evidence: Evidence, gaps: Gaps) -> list[dict[str, Any]]:
         out.append(ledger)
     elif evidence.engine is not None and evidence.engine.embedded:
         gaps.append(
-            gap("memory ledger of this machine", "the readings do not add up or are absent")
+            gap(
+                "memory ledger of this machine",
+                "the readings do not add up or are absent",
+                "ledger",
+            )
         )
     if evidence.ledger is not None:
         device = device_ledger(evidence.ledger, evidence.ledger_choice)
         out += [] if device is None else [device]
     else:
-        gaps.append(gap("memory ledger of a GPU", evidence.no_ledger))
+        here = evidence.options.server_is_here
+        place = "this machine with vLLM" if here else "a GPU"
+        gaps.append(gap(f"memory ledger of {place}", evidence.no_ledger, "ledger"))
     return out
 
 
@@ -149,22 +159,41 @@ def highlights(
 def _name_gaps(evidence: Evidence, gaps: Gaps) -> None:
     """Everything that was not looked at, each with its reason."""
     if evidence.not_run is not None:
-        gaps.insert(0, gap("the run", evidence.not_run))
+        gaps.insert(0, gap("the run", evidence.not_run, "run"))
     gaps += [
-        gap(f"model field {unknown.field}", f"not understood: {unknown.found}")
+        gap(f"model field {unknown.field}", f"not understood: {unknown.found}", "field")
         for unknown in evidence.model.anatomy.spec.unknowns
     ]
     if evidence.model.anatomy.unread:
         listed = ", ".join(evidence.model.anatomy.unread[:20])
-        gaps.append(gap("configuration keys that nothing read", listed))
-    missing = sum(f.state == "not_evaluable" for f in evidence.findings)
-    if missing:
-        gaps.append(gap(f"{missing} audit rules", "each lacked something; see Findings"))
+        count = len(evidence.model.anatomy.unread)
+        gaps.append(gap("configuration keys that nothing read", listed, "key", count))
+    gaps += rule_gaps(evidence.findings)
     if evidence.seen is not None:
         _name_absent_metrics(evidence.seen.series, gaps)
         if evidence.seen.batch.tokens_per_s is None:
             why = "the sequences never all decoded together, or one of them failed"
             gaps.append(gap("decoding in a batch", why))
+
+
+def rule_gaps(findings: Sequence[Finding]) -> Gaps:
+    """Rules that were not evaluated: those that another question answers by what it is, the rest
+    together. Their ids are in the audit part, each with what it lacked."""
+    missing = [f for f in findings if f.state == "not_evaluable"]
+    gaps: Gaps = []
+    counted = 0
+    for lack, (what, command) in QUIET_LACKS.items():
+        number = sum(tuple(f.missing) == (lack,) for f in missing)
+        counted += number
+        if number:
+            rules = "1 audit rule" if number == 1 else f"{number} audit rules"
+            gaps.append(gap(f"{rules} on {what}", command, "rule", number))
+    rest = len(missing) - counted
+    if rest:
+        other = "other " if counted else ""
+        name = f"1 {other}audit rule" if rest == 1 else f"{rest} {other}audit rules"
+        gaps.append(gap(name, "each lacked something; see Findings", "rule", rest))
+    return gaps
 
 
 def _name_absent_metrics(series: Series, gaps: Gaps) -> None:

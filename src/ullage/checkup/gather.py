@@ -71,6 +71,7 @@ class EngineFacts:
     idle: Series
     private_bytes: int | None
     available_bytes: int | None
+    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,16 @@ def gather(options: Options, progress: Progress) -> Evidence:
     begin = time.perf_counter()
     progress("reading the model")
     model = load(options.model)
-    ledger, choice, no_ledger = _ledger(options, model)
-    judged = _audited(options) if ledger is None else ledger.deployment
-    subject = subject_of(model, judged, gpus=options.gpus, ledger=ledger, no_ledger=no_ledger)
-    findings = audit(subject)
-    planned = audit(subject_of(model, options.deployment, no_ledger=no_ledger))
     machine, engine, seen, reason = None, None, None, _nothing_to_run(options, model)
     if reason is None and options.on_this_machine:
         progress("measuring this machine")
         machine = measure_machine()
+    gpus = _devices(options, machine)
+    ledger, choice, no_ledger = _ledger(options, model, gpus)
+    judged = _audited(options) if ledger is None else ledger.deployment
+    subject = subject_of(model, judged, gpus=gpus, ledger=ledger, no_ledger=no_ledger)
+    findings = audit(subject)
+    planned = audit(subject_of(model, options.deployment, no_ledger=no_ledger))
     if reason is None:
         try:
             engine, seen = _run(options, model, progress)
@@ -148,7 +150,7 @@ def _nothing_to_run(options: Options, model: Model) -> str | None:
 def _audited(options: Options) -> Deployment:
     """What the model is judged for: the engine that will run it, unless a GPU or a URL is named."""
     if options.engine_url is not None or options.gpus is not None:
-        return options.deployment
+        return _placed(options)
     return Deployment(
         engine="ullage",
         engine_version=__version__,
@@ -158,13 +160,30 @@ def _audited(options: Options) -> Deployment:
     )
 
 
-def _ledger(options: Options, model: Model) -> tuple[Ledger | None, str, str]:
+def _placed(options: Options) -> Deployment:
+    """The deployment on the platform of the named device: this machine serves from its CPU."""
+    if options.server_is_here:
+        return replace(options.deployment, platform="cpu")
+    return options.deployment
+
+
+def _devices(options: Options, machine: Machine | None) -> Gpus | None:
+    """What --gpu names: of the catalogue, or this machine as measured."""
+    if not options.server_is_here:
+        return options.gpus
+    here = this_machine(machine)
+    return None if here is None else Gpus(here)
+
+
+def _ledger(options: Options, model: Model, gpus: Gpus | None) -> tuple[Ledger | None, str, str]:
     """The ledger on the named device, how its ranks were chosen, or why there is none."""
-    if options.gpus is None:
+    if gpus is None:
+        if options.server_is_here:
+            return None, "", "the memory of this machine could not be read"
         return None, "", "no device is named: give --gpu NAME[:N]"
     try:
-        deployment, choice = deployed(model.anatomy, options.deployment, options.gpus)
-        return build_ledger(model.anatomy, deployment, options.gpus), choice, ""
+        deployment, choice = deployed(model.anatomy, _placed(options), gpus)
+        return build_ledger(model.anatomy, deployment, gpus), choice, ""
     except BadUsage as error:
         return None, "", str(error)
 
@@ -193,6 +212,7 @@ def _run(options: Options, model: Model, progress: Progress) -> tuple[EngineFact
             idle=asyncio.run(look_once(target)),
             private_bytes=None if pid is None else private_bytes(pid),
             available_bytes=available_bytes(),
+            max_model_len=served_length,
         )
         cache = facts.idle.cache
         plan = Plan(
@@ -253,7 +273,7 @@ def this_machine(machine: Machine | None) -> HardwareSpec | None:
     return measured_machine(
         "this machine",
         memory_bytes=machine.memory_bytes,
-        bandwidth_bytes_per_s=machine.read_all_threads.median,
-        flops=(("float32", machine.gemm_all_threads.median),),
-        method="PyTorch sum of 512 MiB and float32 GEMM, all threads, medians",
+        bandwidth_bytes_per_s=machine.read.high,
+        flops=(("float32", machine.gemm.high),),
+        method="PyTorch sum of 512 MiB and float32 GEMM, the best run over 1 and all threads",
     )

@@ -34,6 +34,9 @@ NAMES: Mapping[str, str] = {
     "generation_tokens": "vllm:generation_tokens_total",
 }
 CACHE_INFO = "vllm:cache_config_info"
+MOST_DIGITS = 18  # more bytes than that no machine has; a label may say anything
+# vLLM writes its labels with Python's str().
+BOOLEANS: Mapping[str, bool] = {"True": True, "False": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,22 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """What the engine says of its KV cache once, in labels. None: absent or not a number."""
+    """What the engine says of its KV cache once, in labels. None: absent or not a number.
+
+    `block_size_is_flag`: it was asked for, not chosen. `num_engines` behind the page each say the
+    same, with the blocks of all of them summed.
+    """
 
     num_blocks: int | None
     block_size: int | None
     kv_cache_tokens: int | None
     kv_cache_dtype: str | None
+    max_concurrency: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_blocks_override: int | None = None
+    enable_prefix_caching: bool | None = None
+    block_size_is_flag: bool = False
+    num_engines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +191,36 @@ def sample_of(page: Page, time_s: float) -> Sample:
 
 def cache_info_of(page: Page) -> CacheInfo | None:
     """What `vllm:cache_config_info` says in its labels, or None when it is not there."""
-    for labels in page.get(CACHE_INFO, {}):
+    series = page.get(CACHE_INFO, {})
+    for labels in series:
         named = dict(labels)
         return CacheInfo(
             num_blocks=_integer(named.get("num_gpu_blocks")),
             block_size=_integer(named.get("block_size")),
             kv_cache_tokens=_integer(named.get("kv_cache_size_tokens")),
             kv_cache_dtype=named.get("cache_dtype"),
+            max_concurrency=_decimal(named.get("kv_cache_max_concurrency")),
+            kv_cache_memory_bytes=_integer(named.get("kv_cache_memory_bytes")),
+            num_blocks_override=_integer(named.get("num_gpu_blocks_override")),
+            enable_prefix_caching=BOOLEANS.get(named.get("enable_prefix_caching", "")),
+            block_size_is_flag=BOOLEANS.get(named.get("user_specified_block_size", "")) or False,
+            num_engines=len(series),
         )
     return None
 
 
 def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > MOST_DIGITS:
+        return None
+    return int(text)
+
+
+def _decimal(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 async def look_once(target: Target) -> Series:

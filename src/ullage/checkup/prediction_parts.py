@@ -10,16 +10,19 @@ from typing import Any
 
 from ullage.anatomy.tensors import expected_tensors
 from ullage.checkup import comparison as compare
+from ullage.checkup.allocation import Compared, Server, compare_with_embedded, compare_with_vllm
 from ullage.checkup.figures import figure
 from ullage.checkup.gather import Evidence
+from ullage.checkup.html.words import quantity
 from ullage.checkup.metrics import CacheInfo
+from ullage.costs.deployment import Platform
 
-Gaps = list[dict[str, str]]
+Gaps = list[dict[str, Any]]
 
 
-def gap(what: str, why: str) -> dict[str, str]:
-    """One thing that was not evaluated, and why."""
-    return {"what": what, "why": why}
+def gap(what: str, why: str, kind: str = "measurement", count: int = 1) -> dict[str, Any]:
+    """One thing that was not evaluated, and why; `kind` and `count` are for summing up."""
+    return {"what": what, "why": why, "kind": kind, "count": count}
 
 
 def _fit(evidence: Evidence) -> compare.GrowthFit | None:
@@ -80,6 +83,7 @@ def roofline_part(evidence: Evidence, gaps: Gaps) -> dict[str, Any] | None:
             "Left of the ridge a step is bound by reading memory, right of it by multiplying. "
             "Decoding lies left, and batching moves it right: that is why it pays.",
             "The gap up to the roof is what the engine leaves on the table.",
+            _typical(evidence),
             _above_roof(points, hardware.bandwidth_bytes_per_s, flops),
         ],
         "bandwidth": figure(
@@ -88,6 +92,18 @@ def roofline_part(evidence: Evidence, gaps: Gaps) -> dict[str, Any] | None:
         "flops": figure(flops, "FLOP/s", hardware.source("flops")),
         "points": points,
     }
+
+
+def _typical(evidence: Evidence) -> str:
+    """What the measured machine did at the median, beside the best run that is the roof."""
+    machine = evidence.machine
+    if machine is None or not evidence.options.on_this_machine:
+        return ""
+    read, gemm = machine.read.median, machine.gemm.median
+    return (
+        "The roof is the best run that was seen. Typical, at the median, were "
+        f"{quantity(read, 'bytes/s')} and {quantity(gemm, 'FLOP/s')}."
+    )
 
 
 def _above_roof(points: list[dict[str, Any]], bandwidth: float, flops: float) -> str:
@@ -105,7 +121,11 @@ def comparison_part(evidence: Evidence, gaps: Gaps) -> dict[str, Any]:
     """Each prediction beside what happened."""
     rows: list[dict[str, Any]] = []
     seen = evidence.seen
+    allocated = Compared()
     if seen is not None:
+        allocated = _allocation(evidence)
+        rows += allocated.rows
+        gaps += [gap(what, why) for what, why in allocated.missing]
         fit = _fit(evidence)
         growth = None if fit is None else compare.growth_row(fit)
         if growth is not None:
@@ -115,12 +135,55 @@ def comparison_part(evidence: Evidence, gaps: Gaps) -> dict[str, Any]:
             rows += compare.speed_rows(evidence.model.anatomy.spec, seen, evidence.serving)
     return {
         "captions": [
-            "Sizes should match to the byte. Speeds are predicted as bounds: the least time that "
-            "the measured limits allow, without any of the engine's own costs.",
+            "Sizes and allocations should match exactly. Speeds are predicted as bounds: the least "
+            "time that the measured limits allow, without any of the engine's own costs.",
             "The error is (actual − predicted) / predicted; bars end at ±100%.",
         ],
         "rows": rows,
+        "allocation": {
+            "state": allocated.state,
+            "rows": [row["name"] for row in allocated.rows],
+            "derived": allocated.derived,
+            "assumed": list(allocated.assumed),
+            "embedded": _is_ours(evidence),
+        },
     }
+
+
+def _is_ours(evidence: Evidence) -> bool:
+    """Whether the engine is ullage's own, wherever it runs: it alone tells bytes of KV."""
+    engine = evidence.engine
+    return engine is not None and (
+        engine.embedded or engine.idle.peak("kv_total_bytes") is not None
+    )
+
+
+def _allocation(evidence: Evidence) -> Compared:
+    """The engine's own word on its KV cache, beside the prediction for the same bytes."""
+    engine, cache = evidence.engine, _cache(evidence)
+    spec, options = evidence.model.anatomy.spec, evidence.options
+    if engine is None or cache is None:
+        why = "the engine does not export vllm:cache_config_info"
+        return Compared(missing=(("the engine's KV allocation", why),))
+    if _is_ours(evidence):
+        total = engine.idle.peak("kv_total_bytes")
+        return compare_with_embedded(spec, cache, total, evidence.serving.kv_dtype)
+    ledger = evidence.ledger
+    deployment = options.deployment if ledger is None else ledger.deployment
+    hardware = evidence.serving.hardware
+    platform: Platform | None
+    platform = None if hardware is None else "cpu" if hardware.platform == "cpu" else "cuda"
+    return compare_with_vllm(
+        spec,
+        Server(
+            cache=cache,
+            deployment=deployment,
+            max_model_len=engine.max_model_len or options.max_model_len,
+            platform=platform,
+            hardware=hardware,
+            kv_bytes_named=options.kv_cache_memory_bytes,
+        ),
+    )
 
 
 def _weight_rows(evidence: Evidence, gaps: Gaps) -> list[dict[str, Any]]:

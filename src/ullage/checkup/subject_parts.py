@@ -110,5 +110,7 @@ def machine_part(machine: Machine) -> dict[str, Any]:
 
 
 def _rate_row(name: str, rate: Rate, unit: str) -> dict[str, Any]:
-    spread = f"{quantity(rate.low, unit)} to {quantity(rate.high, unit)} in {rate.num_runs} runs"
-    return named(name, figure(rate.median, unit, "measured", f"median; {spread}"))
+    typical = f"median {quantity(rate.median, unit)}, least {quantity(rate.low, unit)}"
+    return named(
+        name, figure(rate.high, unit, "measured", f"best of {rate.num_runs} runs; {typical}")
+    )

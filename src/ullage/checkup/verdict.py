@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ullage.checkup.html.words import (
     count,
+    figure_text,
     percent,
     seconds,
     signed_percent,
@@ -26,14 +27,17 @@ def state_of(
     summary: LoadSummary | None,
     num_preemptions: float,
     growth: Mapping[str, Any] | None,
+    allocation: Mapping[str, Any] | None = None,
 ) -> State:
     """The gravest that holds: an error or failed requests; no run; warnings, preemption or a KV
-    cache that does not grow as the spec says."""
+    cache that does not grow, or was not allocated, as the spec says."""
     if severities.get("error") or (summary is not None and summary.num_failed):
         return "fault"
     if not ran:
         return "incomplete"
     if severities.get("warning") or num_preemptions or not _grows_as_predicted(growth):
+        return "attention"
+    if allocation is not None and allocation["state"] == "differs" and not allocation["assumed"]:
         return "attention"
     return "sound"
 
@@ -52,10 +56,11 @@ def paragraph(document: Mapping[str, Any], reason_not_run: str | None) -> str:
     sentences = [
         _ran(document, reason_not_run),
         _findings(document["audit"]),
+        _allocation(document["comparison"]),
         _memory(document),
         _speed(document),
         _model_error(document["comparison"]["rows"]),
-        _gaps(document["not_evaluated"]),
+        gaps_sentence(document["not_evaluated"]),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -97,6 +102,28 @@ def _findings(audit: Mapping[str, Any] | None) -> str:
     )
 
 
+def _allocation(comparison: Mapping[str, Any]) -> str:
+    """Whether the engine's own word on its KV cache is what was predicted."""
+    part = comparison["allocation"]
+    rows = [row for row in comparison["rows"] if row["name"] in part["rows"]]
+    if part["state"] == "not_evaluable":
+        return ""
+    if part["state"] == "differs":
+        row = next(r for r in rows if r["predicted"]["value"] != r["actual"]["value"])
+        said = (
+            f"The KV allocation is not what was predicted: for {row['name']} "
+            f"{figure_text(row['predicted'])} were predicted and the engine says "
+            f"{figure_text(row['actual'])}"
+        )
+        if part["assumed"]:
+            said += f" with vLLM's default for {' and '.join(part['assumed'])}, which it hides"
+        return f"{said}."
+    told = ", ".join(f"{row['name']} {figure_text(row['actual'])}" for row in rows)
+    whose = "The embedded engine's KV pool" if part["embedded"] else "vLLM's own KV allocation"
+    given = ", given its number of blocks," if part["derived"] else ""
+    return f"{whose}{given} is exactly as predicted: {told}."
+
+
 def _memory(document: Mapping[str, Any]) -> str:
     growth = document["kv_growth"]
     if growth is None:
@@ -108,11 +135,13 @@ def _memory(document: Mapping[str, Any]) -> str:
         said = f"{each} by the model; the growth was too short to measure it"
     elif not growth["bytes_seen"]:
         matches = (
-            "as often as predicted" if _grows_as_predicted(growth) else "otherwise than predicted"
+            f"as often as predicted within ±{percent(growth['tolerance'], 1)}"
+            if _grows_as_predicted(growth)
+            else "otherwise than predicted"
         )
         said = f"{each} by the model; the engine tells blocks, not bytes, and takes one {matches}"
     elif _grows_as_predicted(growth):
-        said = f"{each}, as predicted"
+        said = f"{each} by the model; {_agreement(growth)}"
     else:
         said = f"{each} by prediction but {count(measured)} as measured"
     peak = document["run"]["peak_kv_usage"] if document["run"] else None
@@ -127,6 +156,15 @@ def _memory(document: Mapping[str, Any]) -> str:
     if preempted == 1:
         return f"{said} and one request was preempted to make room."
     return f"{said} and requests were preempted {preempted:.0f} times to make room."
+
+
+def _agreement(growth: Mapping[str, Any]) -> str:
+    """How closely a growth agrees: exact only where the samples tell bytes of a token apart."""
+    predicted = growth["bytes_per_token_predicted"]["value"]
+    if growth["tolerance"] * predicted < 0.5:
+        return "what was measured is exactly that"
+    measured = count(growth["bytes_per_token_measured"]["value"])
+    return f"{measured} were measured, which agrees within ±{percent(growth['tolerance'], 1)}"
 
 
 def _speed(document: Mapping[str, Any]) -> str:
@@ -158,9 +196,30 @@ def _model_error(rows: list[Mapping[str, Any]]) -> str:
     )
 
 
-def _gaps(items: list[Mapping[str, Any]]) -> str:
-    if not items:
+# Kind of gap → how many are named, singular and plural. The order is that of the sentence.
+GAP_NOUNS: Mapping[str, tuple[str, str]] = {
+    "run": ("run", "runs"),
+    "rule": ("rule", "rules"),
+    "measurement": ("measurement", "measurements"),
+    "ledger": ("memory ledger", "memory ledgers"),
+    "field": ("model field", "model fields"),
+    "key": ("configuration key", "configuration keys"),
+}
+
+
+def gaps_sentence(items: list[Mapping[str, Any]]) -> str:
+    """How many things of each kind were not evaluated; "" when there are none."""
+    totals = dict.fromkeys(GAP_NOUNS, 0)
+    for item in items:
+        totals[item["kind"]] += item["count"]
+    told = [
+        f"{count(number)} {GAP_NOUNS[kind][number != 1]}"
+        for kind, number in totals.items()
+        if number
+    ]
+    if not told:
         return ""
-    if len(items) == 1:
-        return "One thing could not be evaluated; it is named below with its reason."
-    return f"{len(items)} things could not be evaluated; they are named below with their reasons."
+    listed = told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    those = "it is" if sum(totals.values()) == 1 else "they are"
+    reason = "its reason" if sum(totals.values()) == 1 else "their reasons"
+    return f"{listed} could not be evaluated; {those} named below with {reason}."

@@ -56,13 +56,24 @@ def findings(document: Document) -> str:
 
 
 def _by_what_was_missing(findings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(what was missing, the rules that needed it), most rules first."""
+    """(what was missing, the rules that needed it), most rules first; rules that belong to another
+    question in one line each."""
     groups: dict[str, list[str]] = {}
     for finding in findings:
         rule = f"{finding['id']} {finding['title']}"
         groups.setdefault(", ".join(finding["missing"]), []).append(rule)
+    quiet = [(lack, groups.pop(lack)) for lack in say.QUIET_LACKS if lack in groups]
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return [(f"{lack}:", "; ".join(rules)) for lack, rules in ranked]
+    rows = [(f"{lack}:", "; ".join(rules)) for lack, rules in ranked]
+    for lack, rules in quiet:
+        what, command = say.QUIET_LACKS[lack]
+        rows.append((f"{len(rules)} on {what}:", f"{command} ({_id_range(rules)})"))
+    return rows
+
+
+def _id_range(rules: Sequence[str]) -> str:
+    ids = sorted(rule.partition(" ")[0] for rule in rules)
+    return ids[0] if len(ids) == 1 else f"{ids[0]} to {ids[-1]}"
 
 
 def _finding(finding: Mapping[str, Any]) -> str:
@@ -160,8 +171,8 @@ def machine(document: Document) -> str:
     if here is None:
         return ""
     captions = (
-        f"Measured with PyTorch's own threads just before the run, on {here['cpu']}. Medians; the "
-        "spread shows how busy the machine was.",
+        f"Measured with PyTorch's own threads just before the run, on {here['cpu']}. A limit is "
+        "the best run; the median beside it shows how busy the machine was.",
     )
     return section(
         "This machine",

@@ -14,6 +14,17 @@ BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 # A minus that is as wide as a digit, so that columns of signed numbers align.
 MINUS = "−"
+# What rules lack that another question of ullage gives → what they judge, and that question.
+QUIET_LACKS: Mapping[str, tuple[str, str]] = {
+    "the tensors' values (--deep reads them)": (
+        "the values of tensors",
+        "ullage audit --deep MODEL reads them",
+    ),
+    "--deployment FILE": (
+        "a deployment file",
+        "ullage audit --deployment FILE MODEL judges one",
+    ),
+}
 NOT_KNOWN = "not known"
 
 
@@ -95,6 +106,9 @@ def quantity(value: float, unit: str) -> str:
             return _with_unit(value, RATES["FLOP/s"], 3)
         case "tokens/s" | "requests/s":
             return f"{significant(value)} {unit}"
+        case "requests":
+            # A share of a request counts: concurrency is compared with no tolerance.
+            return f"{round(value, 4):,} requests"
         case "parameters":
             return large_count(value)
         case "":
