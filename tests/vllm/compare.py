@@ -22,21 +22,25 @@ FIELDS = {
 }
 """vLLM's names (of vllm:cache_config_info where it exports them) and ours. No tolerance."""
 
-BEYOND_SIZING = (
-    "not supported for now",
-    "does not recognize this architecture",
-    "failed to be inspected",
-    "is supported only for CUDA",
-    "Sparse Attention is not supported on CPU",
-    "_OpNamespace",
-    "'_lib_fn_wrapper' object has no attribute",
-    "No module named",
-    "does not dispatch through the Transformers attention interface",
-    "module 'triton' has no attribute",
-    "does not support float16",
-    "process ended with status",
-)
-"""Parts of refusals that have nothing to do with the cache: vLLM cannot run the model here."""
+BEYOND_SIZING = {
+    "not supported for now": "the architecture is not in vLLM's registry",
+    "does not recognize this architecture": "transformers lacks the model without remote code",
+    "failed to be inspected": "the model's file imports what a CPU build lacks",
+    "No module named": "the model's file imports what this environment lacks",
+    "does not dispatch through the Transformers attention interface": "no implementation here",
+    "is supported only for CUDA": "the CPU has no experts without a gate",
+    "Sparse Attention is not supported on CPU": "the CPU has no such kernel",
+    "_OpNamespace": "an operator that is not compiled into the CPU build",
+    "module 'triton' has no attribute": "a Triton kernel without a CPU counterpart",
+    "'_lib_fn_wrapper' object has no attribute": (
+        "vLLM's search for Triton kernels (triton_utils/dispatcher.py) trips over llvmlite's "
+        "objects, which some multimodal models' processors import"
+    ),
+    "does not support float16": "the model is unstable in float16; vLLM knows that by its name",
+    "process ended with status": "a kernel crashed, or the start took longer than the oracle waits",
+}
+"""Parts of refusals that have nothing to do with the cache, each with what it means: vLLM cannot run
+the model here."""
 
 
 def sized(case: dict[str, Any]) -> Allocation:
