@@ -248,6 +248,16 @@ def test_an_attention_page_grows_until_it_holds_a_state():
     assert cpu.block_size == -(-tokens // 128) * 128
 
 
+def test_a_state_that_vllm_assumes_and_no_layer_keeps_is_no_answer():
+    # Asked, vLLM grew this model's blocks to 2,176 tokens for a state that its config describes.
+    spec = replace(SMALL, architecture="NemotronHForCausalLM")
+    got = allocate(spec, CPU, GIB)
+    assert got.basis == "unsupported"
+    assert any("a state that no layer here keeps" in warning for warning in got.warnings)
+    hybrid = replace(spec, layers=(*spec.layers, replace(spec.layers[0], mixer=STATES["mamba2"])))
+    assert allocate(hybrid, CPU, GIB).basis == "vllm 0.32 rule, verified on CPU"
+
+
 # --- what is always so ---------------------------------------------------------------------------
 
 SMALL = read_config(

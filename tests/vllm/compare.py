@@ -39,8 +39,8 @@ BEYOND_SIZING = {
     "does not support float16": "the model is unstable in float16; vLLM knows that by its name",
     "process ended with status": "a kernel crashed, or the start took longer than the oracle waits",
 }
-"""Parts of refusals that have nothing to do with the cache, each with what it means: vLLM cannot run
-the model here."""
+"""Parts of refusals that have nothing to do with the cache, and what they mean: vLLM cannot run the
+model here."""
 
 
 def sized(case: dict[str, Any]) -> Allocation:

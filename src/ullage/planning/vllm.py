@@ -21,7 +21,7 @@ from ullage.planning.vllm_decisions import (
     decide,
 )
 from ullage.planning.vllm_groups import Group, Slot, Ungroupable
-from ullage.planning.vllm_kinds import architecture_settings
+from ullage.planning.vllm_kinds import architecture_settings, kinds_of
 from ullage.planning.vllm_pages import PageRules, stack_pages
 from ullage.planning.vllm_pool import Pool, pool_of
 
@@ -160,7 +160,14 @@ def _basis(spec: ModelSpec, deployment: Deployment, warnings: list[str]) -> Basi
     if deployment.parallel.context > 1:
         warnings.append("context parallelism is not reproduced")
         return "unsupported"
-    if architecture_settings(spec.architecture) is None:
+    settings = architecture_settings(spec.architecture)
+    if (settings or {}).get("states") == "assumed" and not kinds_of(spec).states:
+        warnings.append(
+            f"vLLM 0.32 grows the blocks of {spec.architecture} for a state that no layer here "
+            "keeps: that is not reproduced"
+        )
+        return "unsupported"
+    if settings is None:
         warnings.append(
             f"vLLM 0.32 does not register {spec.architecture or 'this architecture'}: its rules "
             "are applied to the mechanisms of the model, not verified for it"
