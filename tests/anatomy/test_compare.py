@@ -341,3 +341,39 @@ def test_what_transformers_saves_agrees(tmp_path: Path, kind: str) -> None:
     comparison = compare(found.anatomy.spec, found.checkpoint)
     assert comparison.agrees, comparison
     assert comparison.num_parameters == model.num_parameters()
+
+
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 320,
+    "max_position_embeddings": 64,
+    "dtype": "float32",
+}
+POOLER = {"pooler.dense.weight": ("F32", (64, 64)), "pooler.dense.bias": ("F32", (64,))}
+CLS = {"cls.seq_relationship.weight": ("F32", (2, 64))}
+
+
+@pytest.mark.parametrize("pooler", [POOLER, {}])
+def test_a_bare_encoder_may_have_its_pooler_or_not(pooler: Tensors) -> None:
+    spec = spec_of(BERT, architectures=["BertModel"])
+    tensors = {k: v for k, v in tensors_of(spec, "F32").items() if not k.startswith("pooler.")}
+    assert compare(spec, index_of({**tensors, **pooler})).agrees
+
+
+def test_what_pretraining_puts_on_an_encoder_is_explained() -> None:
+    spec = spec_of(BERT, architectures=["BertForMaskedLM"])
+    pooler = {f"bert.{name}": value for name, value in POOLER.items()}
+    comparison = compare(spec, index_of({**tensors_of(spec, "F32"), **pooler, **CLS}))
+    assert comparison.agrees
+    assert comparison.explained == (("task head", 3),)
+
+
+def test_a_task_head_on_a_model_that_generates_is_not() -> None:
+    spec = spec_of(LLAMA)
+    score = {"score.weight": ("BF16", (2, 256))}
+    comparison = compare(spec, index_of({**tensors_of(spec), **score}))
+    assert [d.name for d in comparison.unexpected] == ["score.weight"]

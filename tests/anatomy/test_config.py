@@ -173,3 +173,30 @@ class TestTowers:
                 },
                 file="f",
             )
+
+
+ROPE = {"rope_type": "linear"}
+
+
+class TestStretching:
+    @pytest.mark.parametrize("factor", [0, -1, 0.0, 1e300, 1_000_001])
+    def test_a_factor_that_stretches_nothing_or_without_end_is_refused(self, factor: float) -> None:
+        with pytest.raises(MalformedConfig, match=r"rope_scaling\.factor.*above 0"):
+            read(rope_scaling={**ROPE, "factor": factor})
+
+    @pytest.mark.parametrize(("factor", "taken"), [(None, 1.0), (0.5, 0.5), (1e6, 1e6)])
+    def test_any_other_is_taken(self, factor: float | None, taken: float) -> None:
+        rope = attention(read(rope_scaling={**ROPE, "factor": factor})).rope
+        assert rope is not None and rope.factor == taken
+
+
+class TestALengthThatNothingSays:
+    def test_is_none_and_not_a_guess(self) -> None:
+        unsaid = {k: v for k, v in PLAIN.items() if k != "max_position_embeddings"}
+        assert read_config(unsaid, file="config.json").spec.max_positions == 0
+
+    def test_of_a_class_with_a_default_is_that_default(self) -> None:
+        config = {k: v for k, v in PLAIN.items() if k != "max_position_embeddings"}
+        made = read_config({**config, "model_type": "llama"}, file="config.json")
+        source = {s.field: s.source for s in made.sources}["max_position_embeddings"]
+        assert made.spec.max_positions == 2048 and source.startswith("default")

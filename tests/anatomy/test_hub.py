@@ -313,3 +313,16 @@ def test_deep_of_a_hub_s_model_is_refused(hub: Hub, capsys) -> None:
     assert main(["audit", ID, "--deep"]) == 2
     said = capsys.readouterr()
     assert "only the headers are fetched" in said.err and said.out == ""
+
+
+def test_a_deployment_file_may_name_a_hub_id(hub: Hub, tmp_path, monkeypatch, capsys) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text(f"vllm serve {ID}\n")
+    arguments = ["audit", "--deployment", str(script), "--output", "json", "--fail-on", "never"]
+    assert main(arguments) == 0  # a hub is set
+    assert json.loads(capsys.readouterr().out)["model"] == ID
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert main(arguments) == 2  # neither hub nor cache
+    assert "not on this machine" in capsys.readouterr().err
+    cached(tmp_path / "home")
+    assert main(arguments) == 0  # the cache

@@ -131,3 +131,13 @@ class TestLoneFiles:
     def test_nothing_there(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(BadUsage, match="cannot be opened"):
             open_model(tmp_path / name)
+
+
+def test_a_config_that_is_no_file_is_called_so(tmp_path: Path) -> None:
+    """A pipe, a socket, a directory or a link to nowhere: there is a config.json, but no file."""
+    place = tmp_path / "config.json"
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")):
+        make(place)
+        with pytest.raises(BadUsage, match=r"config\.json: not a regular file"):
+            open_model(tmp_path)
+        place.rmdir() if place.is_dir() else place.unlink()

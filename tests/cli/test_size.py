@@ -421,3 +421,37 @@ def test_without_a_terminal_every_row_is_one_line_and_exact(size, llama):
     lines = table_lines(made)
     assert any(f"{made['weights_bytes']:,}" in line for line in lines)
     assert any(made["ranges"]["num_blocks"]["reason"] in line for line in lines)
+
+
+@given(st.one_of(st.integers(min_value=0), st.floats(min_value=0, allow_nan=False)))
+def test_human_bytes_has_a_word_for_every_number(count):
+    text = human_bytes(count)
+    assert text.endswith("B") and len(text) < 16
+    number, unit = text.split(" ")
+    power = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
+    if count < 2**70:
+        assert abs(float(number) * 1024**power - count) <= 0.05 * 1024**power + 0.005 * count + 1
+
+
+MAMBA = {
+    "architectures": ["MambaForCausalLM"],
+    "model_type": "mamba",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "state_size": 16,
+    "conv_kernel": 4,
+    "time_step_rank": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_a_model_of_states_takes_whatever_length_is_asked_for(size, tmp_path):
+    """vLLM limits nothing where no key names a length, and assumes 2,048 where no flag does."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MAMBA))
+    flags = (str(path), "--kv-memory", "1G", "--platform", "cpu")
+    assert size(*flags, "--max-model-len", "8192")["refusals"] == []
+    unsaid = {d["name"]: d for d in size(*flags)["decisions"]}["max_model_len"]
+    assert unsaid["value"] == 2048 and unsaid["source"].startswith("vLLM")

@@ -67,11 +67,14 @@ def _is_revision(text: str) -> bool:
 
 
 def within_reach(model: str) -> bool:
-    """Whether `model` is a hub id whose files the cache holds, or for which a hub may be asked."""
+    """Whether `model` is a hub id that the cache holds, or for which HF_ENDPOINT names a hub.
+
+    A name that stands in a file asks no hub that nobody set: the default endpoint does not count.
+    """
     wanted = parse_hub_id(model)
     if wanted is None:
         return False
-    return _cached(wanted) is not None or (not _offline() and _endpoint() is not None)
+    return _cached(wanted) is not None or bool(os.environ.get("HF_ENDPOINT") and not _offline())
 
 
 def _cached(wanted: HubId) -> Path | None:

@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ullage.anatomy.checkpoint import MAX_TENSORS, CheckpointIndex, TensorEntry, open_regular
-from ullage.anatomy.gguf import GgufHeader, read_gguf
 from ullage.anatomy.json_scan import (
     excerpt,
     read_members,
@@ -23,6 +23,9 @@ from ullage.anatomy.json_scan import (
 )
 from ullage.anatomy.safetensors import read_safetensors
 from ullage.errors import MalformedCheckpoint
+
+if TYPE_CHECKING:  # the reader of GGUF headers is imported where there is one to read
+    from ullage.anatomy.gguf import GgufHeader
 
 MAX_INDEX_BYTES = 128 * 2**20
 MAX_FILES = 100_000
@@ -56,6 +59,8 @@ def read_checkpoint(path: Path) -> CheckpointIndex | None:
 
 def read_gguf_parts(file: Path) -> tuple[tuple[GgufHeader, ...], tuple[str, ...]]:
     """The headers of a GGUF model, all parts of a split one, and the paths of parts not there."""
+    from ullage.anatomy.gguf import read_gguf  # safetensors and plain configurations need none
+
     found = _SPLIT_GGUF.fullmatch(file.name)
     if found is None:
         header = read_gguf(file)

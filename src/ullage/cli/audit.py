@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ullage.anatomy import Model, load
-from ullage.anatomy.hub import locate
 from ullage.audit import audit, choose, prepare
 from ullage.cli.audit_outputs import ci_text, document
 from ullage.cli.deep import add_deep_arguments, deep_scan
@@ -23,6 +22,7 @@ from ullage.cli.flags import (
     add_model_argument,
     deployment_from,
     gpus_from,
+    located,
     sizes_given,
 )
 from ullage.findings.baseline import Accepted, accept, read_baseline, write_baseline
@@ -66,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     entries = () if args.baseline is None else read_baseline(args.baseline)
     chosen = chosen_launch(args, deployment)
     name = model_path(args, chosen)
-    place = locate(name)
-    model = load(place.path)
-    deep = deep_scan(model, args, headers_only=place.headers_only)
+    path, headers_only = located(name)
+    model = load(path)
+    deep = deep_scan(model, args, headers_only=headers_only)
     subject, choice = prepare(
         model,
         deployment if chosen is None else chosen.deployment,

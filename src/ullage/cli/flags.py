@@ -7,7 +7,9 @@ from a deployment is `planning/`; which GPUs are known is `costs/hardware.py`.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 from ullage.costs.deployment import Deployment, Parallel
 from ullage.costs.hardware import Gpus, parse_gpus
@@ -28,6 +30,16 @@ def add_model_argument(parser: argparse.ArgumentParser, *, optional: bool = Fals
         help="a directory, a JSON file holding a configuration, a GGUF or a safetensors file, "
         "or a hub id (ORG/NAME[@revision]), of which only headers are read",
     )
+
+
+def located(model: str) -> tuple[Path, bool]:
+    """Where MODEL lies, and whether only its headers do. Raises what `anatomy.hub.locate` does."""
+    if os.path.lexists(model):
+        return Path(model), False
+    from ullage.anatomy.hub import locate  # only a model that is no path costs this
+
+    found = locate(model)
+    return found.path, found.headers_only
 
 
 def add_deployment_arguments(parser: argparse.ArgumentParser) -> None:

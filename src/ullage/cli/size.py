@@ -10,12 +10,12 @@ import json
 import sys
 
 from ullage.anatomy import load
-from ullage.anatomy.hub import locate
 from ullage.cli.flags import (
     add_deployment_arguments,
     add_model_argument,
     deployment_from,
     gpus_from,
+    located,
     positive_integer,
     sizes_given,
 )
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Size and print. Not fitting is an answer: returns 0."""
     gpus = gpus_from(args)
     document = size_document(
-        load(locate(args.model).path),
+        load(located(args.model)[0]),
         deployment_from(args),
         gpus,
         name=args.model,
