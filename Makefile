@@ -1,5 +1,6 @@
 # The README's two commands are `make checkup` and `make test`; each sets up what it needs in .venv.
 # `make test-vllm` uses an environment of its own, outside the tree, with a real vLLM for CPU.
+# It draws the same cases each time; ULLAGE_VLLM_SEED=random (or a number) draws others.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
