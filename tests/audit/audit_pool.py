@@ -89,6 +89,11 @@ def side_files(config: Config) -> dict[str, object]:
             "added_tokens_decoder": {str(first): {"content": "<end>", "special": True}},
             "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
         },
+        "tokenizer.json": {
+            "added_tokens": [{"id": first, "content": "<end>", "special": True}],
+            "model": {"type": "BPE", "vocab": {"a": 0, '"vocab": {': 1, "b\\": 2}, "merges": []},
+        },
+        "README.md": "---\nlicense: apache-2.0\n---\nA model.\n",
     }
 
 

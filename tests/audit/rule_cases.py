@@ -23,7 +23,7 @@ from audit_pool import (
     write_whole,
 )
 from deep_models import copy_layer, copy_row, filled, put_at, with_pickle, with_scales
-from launch_cases import LAUNCH_RULES, File
+from launch_cases import LAUNCH_RULES, File, command
 
 from ullage.costs.deployment import Deployment, Parallel
 
@@ -380,6 +380,92 @@ CASES: dict[str, Case] = {
         ),
         deployment=run(2),
         gpu="H100-SXM:2",
+    ),
+    "A071": Case(
+        (
+            Fires(("phi3",), None, run(4), severity="info", says="copies KV heads"),
+            Fires(("phi3",), put(num_attention_heads=8, num_key_value_heads=4, hidden_size=512,
+                                 intermediate_size=514), run(4), says="gate and up columns"),
+            Fires(("meta-llama--Meta-Llama-3.1-8B",),
+                  lambda c: (put(rope_scaling=None, num_key_value_heads=10, num_attention_heads=40,
+                                 hidden_size=5120)(c),
+                             c.update(model_type="phi3", architectures=["Phi3ForCausalLM"])),
+                  run(4), says="10 KV heads do not divide over 4"),
+        ),
+        deployment=run(2),
+    ),
+    "A107": Case(
+        (
+            Fires(LLAMA, None, build=with_files(tokenizer__json={
+                "model": {"type": "BPE", "vocab": {"a": 1, "z": 200_000, "b": 2}}}),
+                says="base vocabulary with id 200,000"),
+            Fires(LLAMA, None, build=with_files(tokenizer__json={
+                "added_tokens": [{"id": 300_000, "content": "<new>"}],
+                "model": {"type": "WordPiece", "vocab": {"a": 0}}}), says="an added token"),
+            Fires(("llama",), None, build=with_files(tokenizer__json={
+                "model": {"type": "Unigram", "vocab": [[f"{n}]", -1.5e-1] for n in range(1025)]}}),
+                says="id 1,024"),
+        ),
+        pool="dressed",
+    ),
+    "A108": Case(
+        (
+            Fires(LLAMA, None, build=with_files(generation_config__json={"max_new_tokens": 512}),
+                  says="sets max_new_tokens 512"),
+            Fires(LLAMA, None, build=with_files(generation_config__json={"max_length": 4000}),
+                  severity="info", says="max_length 4,000"),
+            Fires(LLAMA, None, launch=command(
+                "--override-generation-config '{\"max_new_tokens\": 300}'"), says="300 tokens"),
+        ),
+        pool="dressed",
+    ),
+    "A129": Case(
+        (
+            Fires(("Qwen--Qwen3.5-27B", "meta-llama--Llama-4-Scout-17B-16E-Instruct"),
+                  top(dtype="float16"), says="loads every part in the first"),
+            Fires(("nvidia--Qwen3.6-27B-NVFP4",),
+                  lambda c: c["vision_config"].update(dtype="float32"), severity="info",
+                  says="vision_config.dtype float32"),
+        )
+    ),
+    "A130": Case(
+        (
+            Fires(LLAMA, None, build=with_files(README__md="# A model\nlicense: none here\n"),
+                  says="Neither"),
+            Fires(LLAMA, None, build=with_files(
+                README__md="---\nlicense: other\nextra_gated_prompt: Agree\n---\n"),
+                says="gated (extra_gated_prompt"),
+        ),
+        pool="dressed",
+    ),
+    "A144": Case(
+        (
+            Fires(("nvidia--Nemotron-H-56B-Base-8K",), gpu="H200", says="13 requests fit"),
+            Fires(("nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",), None,
+                  run(kv_cache_memory_bytes=665_000_000, max_model_len=8192),
+                  says="33.3%"),
+            Fires(("Qwen--Qwen3.5-27B",), gpu="H200", severity="info", says="4 blocks of 1,515"),
+            Fires(("Qwen--Qwen3.5-27B",), None, run(max_num_seqs=900), gpu="H200"),
+        )
+    ),
+    "A145": Case(
+        (
+            Fires(("Qwen--Qwen3.5-27B", "google--gemma-4-26B-A4B"), None,
+                  launch=command("--language-model-only"), says="GiB of weights"),
+            Fires(("Qwen--Qwen3-VL-8B-Instruct",), None, launch=command("--mm-encoder-only"),
+                  says="leaves the language model unused"),
+        )
+    ),
+    "A146": Case(
+        (
+            Fires(("deepseek-ai--DeepSeek-V3", "Qwen--Qwen3.5-27B"), None, launch=command(
+                "--speculative-config '{\"method\": \"mtp\", \"num_speculative_tokens\": 1}'"),
+                says="turns on 1 multi-token"),
+            Fires(LLAMA, None, launch=command("--spec-method mtp"), severity="warning",
+                  says="names no such layer"),
+            Fires(LLAMA, None, launch=command(
+                "--speculative-config '{\"model\": \"small/one\"}'"), says="'small/one'"),
+        )
     ),
     "A081": Case(
         (
