@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ullage.anatomy.spec import Rope
-from ullage.audit.frequencies import angles_per_token
+from ullage.audit.frequencies import FORMULAS, angles_per_token
 from ullage.audit.positions import _angle_error, table_error
 
 YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
@@ -86,6 +88,18 @@ def test_what_is_not_known_is_not_guessed():
 def test_yarn_between_no_turns_is_not_known(numbers):
     rope = Rope(1e4, 64, "yarn", 8.0, 8192, parameters=(numbers,))
     assert angles_per_token(rope, head_dim=64, length=4096) is None
+
+
+@pytest.mark.parametrize("scaling", FORMULAS)
+@given(
+    factor=st.floats(min_value=0, max_value=1e6, exclude_min=True),
+    theta=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    original=st.integers(1, 1 << 24),
+)
+def test_angles_are_numbers_or_not_known(scaling, factor, theta, original):
+    rope = Rope(theta, 64, scaling, factor, original)
+    angles = angles_per_token(rope, head_dim=64, length=4096)
+    assert angles is None or all(math.isfinite(angle) for angle in angles)
 
 
 @pytest.mark.parametrize("last", [4_095, 131_071, 1_048_575, 10_485_759])

@@ -23,6 +23,11 @@ def test_hostile_files_end_in_a_document_or_one_sentence(kind: str) -> None:
     assert set(total.codes) <= {0, 2}
 
 
+@pytest.mark.parametrize(("kind", "number"), [("config.json", 8655), ("gguf", 4897)])
+def test_what_a_full_run_once_found_stays_mended(kind: str, number: int) -> None:
+    assert fuzz(kind, 1, jobs=1, first_seed=number).faults == []
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_case_is_made_again_from_its_number(kind: str, tmp_path: Path) -> None:
     name = write_case(tmp_path / "a", kind, 7).name

@@ -119,7 +119,7 @@ def _put_heads(facts: Facts) -> None:
         facts.put("head_dim", key_length, f"header: {facts.architecture}.attention.key_length")
     else:
         rows = facts.layer_shape("attn_q.weight")
-        if rows is not None and rows[0] % heads == 0:
+        if rows is not None and rows[0] and rows[0] % heads == 0:
             facts.put("head_dim", rows[0] // heads, "header: rows of attn_q.weight / head_count")
         elif (facts.layer_shape("attn_qkv.weight") or (0,))[0]:
             fused = (facts.layer_shape("attn_qkv.weight") or (0,))[0]

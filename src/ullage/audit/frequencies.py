@@ -23,7 +23,12 @@ def angles_per_token(rope: Rope, *, head_dim: int, length: int) -> tuple[float, 
     formula = FORMULAS.get(rope.scaling)
     if formula is None or rope.rotary_dim < 2 or rope.theta <= 0:
         return None
-    return formula(rope, head_dim, length)
+    # Factors and theta at the edge of a float's range leave no angle to speak of.
+    try:
+        angles = formula(rope, head_dim, length)
+    except (OverflowError, ZeroDivisionError):
+        return None
+    return angles if angles is not None and all(map(math.isfinite, angles)) else None
 
 
 def _plain(theta: float, dim: int) -> tuple[float, ...]:
