@@ -199,11 +199,13 @@ def growth_row(fit: GrowthFit) -> dict[str, Any] | None:
             "tokens to fill a KV block",
             figure(fit.block_size, "tokens", "engine: vllm:cache_config_info"),
             figure(tokens, "tokens", "measured", said),
+            said,
         )
     return compared(
         "KV bytes per token",
         figure(fit.predicted_bytes_per_token, "bytes/token", "modelled from the spec, exact"),
         figure(slope, "bytes/token", "measured", f"{said}; {fit.bytes_source}"),
+        said,
     )
 
 

@@ -111,7 +111,7 @@ def _allocation(comparison: Mapping[str, Any]) -> str:
     if part["state"] == "differs":
         row = next(r for r in rows if r["predicted"]["value"] != r["actual"]["value"])
         said = (
-            f"The KV allocation is not what was predicted: for {row['name']} "
+            f"The KV allocation differs from the prediction: for {row['name']} "
             f"{figure_text(row['predicted'])} were predicted and the engine says "
             f"{figure_text(row['actual'])}"
         )
