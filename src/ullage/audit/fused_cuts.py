@@ -28,6 +28,9 @@ def _parts(subject: Subject, role: str) -> Iterator[tuple[str, int]]:
 
 
 def _fused(subject: Subject) -> Verdict:
+    ranks = subject.tensor_parallel
+    if ranks == 1:
+        return Clear((subject.parallel_fact(),))  # nothing is cut
     from ullage.anatomy.tensors import expected_tensors  # costs start-up
 
     found: dict[str, str] = {}
@@ -36,12 +39,11 @@ def _fused(subject: Subject) -> Verdict:
         if tensor.role in MATRICES and tensor.stack in ("decoder", "encoder"):
             found.setdefault(tensor.role, tensor.name)
             unnamed = unnamed or not tensor.named
-    ranks = subject.tensor_parallel
     facts: tuple[Evidence, ...] = (
         subject.parallel_fact(),
         Evidence("fused projections", ", ".join(found) or None, "", "names of the family"),
     )
-    if not found or ranks == 1:
+    if not found:
         return Clear(facts)
     if unnamed:
         return NotEvaluable(("the names under which this family stores its projections",))
