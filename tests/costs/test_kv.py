@@ -81,6 +81,28 @@ def test_windows_are_bounded_and_do_not_count_as_growth():
     assert kv_bytes(gpt, 100) == 36 * 100 * 2 * 8 * 64 * 2  # below the window all layers grow
 
 
+@pytest.mark.parametrize(("window", "growing"), [(4096, 0), (32767, 0), (32768, 8), (262144, 8)])
+def test_a_window_no_shorter_than_the_longest_sequence_never_closes(window, growing):
+    """8 KV heads of 16 in bfloat16 over two layers: 2 × 2 × 16 × 2 bytes for each head."""
+    config = {
+        "model_type": "mistral",
+        "hidden_size": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 32768,
+        "sliding_window": window,
+        "torch_dtype": "bfloat16",
+    }
+    spec = read_config(config, file="config.json").spec
+    assert kv_bytes_per_token(spec) == growing * 2 * 2 * 16 * 2
+    for context in (1, window, 40_000):
+        kept = context if growing else min(context, window)
+        assert kv_bytes(spec, context) == kept * 8 * 2 * 2 * 16 * 2
+
+
 @shared
 def test_a_latent_is_the_same_on_every_rank_and_kv_heads_are_replicated():
     latent, grouped = spec_of("deepseek-ai--DeepSeek-V3"), spec_of("Qwen--Qwen3-235B-A22B")

@@ -7,7 +7,7 @@ groups, batches in flight) is `planning/vllm*.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from ullage.anatomy.distinct import mixer_parts
@@ -208,17 +208,18 @@ def layers_kv(
         if row is None:
             row = layer_kv(layer, parallel, kv_cache_dtype, dtype or compute_dtype(spec.dtype))
             memo[layer.mixer] = row
-        rows.append(
-            LayerKV(
-                layer.index,
-                row.token_bytes,
-                row.ratio,
-                row.window,
-                row.window_token_bytes,
-                row.state_bytes,
-            )
-        )
+        rows.append(replace(_growing(row, spec.max_positions), index=layer.index))
     return tuple(rows)
+
+
+def _growing(row: LayerKV, max_positions: int) -> LayerKV:
+    """A window as wide as the longest sequence never closes: the layer grows like any other.
+
+    Phi-3-mini-128k states a window of 262,144 over 131,072 positions.
+    """
+    if not 0 < max_positions <= row.window or row.token_bytes:
+        return row
+    return replace(row, token_bytes=row.window_token_bytes, window=0, window_token_bytes=0)
 
 
 def compute_dtype(dtype: str) -> str:
