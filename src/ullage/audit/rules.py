@@ -2,7 +2,7 @@
 
 Holds the table only: a new rule is a `Rule` in the module of its concern. Ids are for ever; the
 tens group them: 00 attention, 02 positions, 04 feed-forward, 05 norms, 06 parallelism, 08
-quantisation, 10 tokenizer, 12 checkpoint, 14 fit, 15 the
+quantisation, 10 tokenizer, 12 checkpoint, 14 fit, towers and drafts, 15 the
 weights themselves, 16 and 17 the command that starts the server and what surrounds it.
 """
 
