@@ -73,8 +73,9 @@ def human_bytes(count: float) -> str:
     sign, whole = ("-" if count < 0 else ""), abs(count)
     if not whole < BEYOND_UNITS:
         # From hostile files: not every integer has a float, nor is every float finite.
-        exact = isinstance(whole, int)
-        return f"{sign}2^{whole.bit_length() - 1} B" if exact else f"{sign}{whole:.3g} B"
+        if isinstance(whole, int):
+            return f"{sign}2^{whole.bit_length() - 1} B"
+        return f"{sign}{whole:.3g} B"
     size, unit = float(whole), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         if size < 1024:
