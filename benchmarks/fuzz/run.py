@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mutations import FORMATS, write_case
 
+import ullage
+
 MAX_SECONDS = 2.0
 MAX_MB = 500
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -94,9 +96,10 @@ class Watch:
             self.faults.append(f"{event} of a text: {str(args[0])[:100]}")
 
 
+# Not sys.path: a test runner puts the checkout there, and a checkpoint may lie in it.
 _INSTALLED = tuple(
     os.path.realpath(path) + os.sep
-    for path in {sys.prefix, sys.base_prefix, *(p for p in sys.path if p)}
+    for path in (sys.prefix, sys.base_prefix, Path(ullage.__file__).parent, Path(__file__).parent)
 )
 
 
@@ -181,6 +184,12 @@ def judge(place: Path, kind: str, seed: int, watch: Watch) -> Outcome:
     return Outcome(seed, tuple(codes), time.perf_counter() - began, tuple(faults))
 
 
+def _peak_mb() -> float:
+    """Peak resident memory of this process. ru_maxrss would start at the parent's, across exec."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
 def work(connection: Connection, kind: str, seeds: range, scratch: str) -> None:
     """A worker: limits, hook, then file after file, each outcome sent at once."""
     limit = (MAX_MB + 300) << 20  # address space; resident memory is judged below
@@ -191,7 +200,7 @@ def work(connection: Connection, kind: str, seeds: range, scratch: str) -> None:
     place = Path(scratch) / f"{os.getpid()}"
     for seed in seeds:
         outcome = judge(place, kind, seed, watch)
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak_mb = _peak_mb()
         connection.send((outcome, peak_mb))
     connection.send("end")
 
