@@ -140,7 +140,7 @@ def _no_cpu_kernel(
     listed = ", ".join(str(s) for s in sorted(sizes))
     return Fired(
         f"{name} is {size} in {span(layers)}; vLLM 0.32's CPU attention has kernels for {listed} "
-        "only, and the server stops at start.",
+        "only, and the server fails at start or at its first request.",
         "Serve this model with --platform cuda, or choose one whose heads have a listed size.",
         (*facts, Evidence("sizes with a kernel", listed, "", source)),
         Severity.error,
