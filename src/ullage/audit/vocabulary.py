@@ -18,6 +18,7 @@ MAX_BYTES = 64 << 20
 """Larger files are not scanned: the largest vocabularies of published models take about 35 MB."""
 
 MAX_ADDED_BYTES = 8 << 20
+FIRST_ADDED_BYTES = 64 << 10  # nearly always enough, and decoding more costs milliseconds
 
 # In JSON a quote inside a string follows a backslash, so that these cannot begin inside a string.
 _VOCAB = re.compile(rb'(?<!\\)"vocab"\s*+:\s*+([\[{])')
@@ -82,10 +83,15 @@ def _added(text: mmap.mmap) -> int | str | None:
     start = _ADDED.search(text)
     if start is None:
         return None
-    piece = text[start.end() - 1 : start.end() + MAX_ADDED_BYTES].decode("latin-1")
-    try:
-        tokens, _ = json.JSONDecoder(strict=False).raw_decode(piece)
-    except (ValueError, RecursionError):
+    tokens = None
+    for size in (FIRST_ADDED_BYTES, MAX_ADDED_BYTES):
+        piece = text[start.end() - 1 : start.end() + size].decode("latin-1")
+        try:
+            tokens, _ = json.JSONDecoder(strict=False).raw_decode(piece)
+            break
+        except (ValueError, RecursionError):
+            continue
+    if tokens is None:
         return "added_tokens of known form in tokenizer.json"
     ids = [token.get("id") for token in tokens if isinstance(token, dict)]
     largest = max((number for number in ids if type(number) is int), default=None)
