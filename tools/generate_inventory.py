@@ -20,9 +20,9 @@ import transformers
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.spec import Anatomy, ModelSpec
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.errors import BadInput
 
 PAGE = Path(__file__).parent.parent / "docs/inventory.md"

@@ -1,6 +1,6 @@
 """Record what transformers' config classes assume when a key is absent.
 
-Writes src/ullage/anatomy/config_defaults.jsonl: one line per model type, with the class, its
+Writes src/ullage/anatomy/config/defaults.jsonl: one line per model type, with the class, its
 defaults that can matter to structure, and the model types of its nested configurations.
 Run it with an interpreter that has transformers: python tools/record_defaults.py
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ullage.anatomy.spellings import IRRELEVANT, IRRELEVANT_ENDINGS
+from ullage.anatomy.config.spellings import IRRELEVANT, IRRELEVANT_ENDINGS
 
-OUT = Path(__file__).parent.parent / "src/ullage/anatomy/config_defaults.jsonl"
+OUT = Path(__file__).parent.parent / "src/ullage/anatomy/config/defaults.jsonl"
 SKIP = IRRELEVANT | {"dtype", "is_encoder_decoder", "add_cross_attention", "rope_parameters"}
 # Granite's factors scale activations only, but the spec carries them.
 SKIP_ENDINGS = tuple(e for e in IRRELEVANT_ENDINGS if "multiplier" not in e)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 import ullage
-from ullage.anatomy.index import read_checkpoint
+from ullage.anatomy.files.index import read_checkpoint
 from ullage.deep.scan import scan_checkpoint
 
 MEMORY_LIMIT_MB = 200

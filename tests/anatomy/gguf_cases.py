@@ -12,8 +12,8 @@ import pytest
 from checkpoint_files import Value
 
 from ullage.anatomy.spec import LatentAttention, ModelSpec
-from ullage.anatomy.tensor_spec import TensorSpec
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
+from ullage.anatomy.tensors.tensor import TensorSpec
 
 # The keys that every converter writes, by the configuration's key.
 WRITTEN = {

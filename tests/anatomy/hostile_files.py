@@ -15,8 +15,8 @@ from pathlib import Path
 
 from checkpoint_files import GgufBuilder
 
-from ullage.anatomy.gguf import read_gguf
-from ullage.anatomy.index import read_checkpoint
+from ullage.anatomy.files.index import read_checkpoint
+from ullage.anatomy.gguf.header import read_gguf
 from ullage.errors import BadInput
 
 LIMIT_BYTES = 500 * 2**20

@@ -11,10 +11,10 @@ import pytest
 from ullage.anatomy import read_config
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry
 from ullage.anatomy.compare import compare
-from ullage.anatomy.safetensors import DTYPE_BITS
+from ullage.anatomy.files.safetensors import DTYPE_BITS
 from ullage.anatomy.spec import ModelSpec, Unknown
 from ullage.anatomy.stored import without_common_end
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.spec import Anatomy, Attention, Dense, Experts, LatentAttention
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.errors import MalformedConfig, UnsupportedModel
 
 PLAIN: dict[str, Any] = {

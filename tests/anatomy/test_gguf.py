@@ -12,8 +12,8 @@ from checkpoint_files import GgufBuilder, llama_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.gguf import GgufArray, read_gguf, read_gguf_array
-from ullage.anatomy.gguf_types import GGML_TYPES, WITHDRAWN_GGML_TYPES, bits_per_weight
+from ullage.anatomy.gguf.header import GgufArray, read_gguf, read_gguf_array
+from ullage.anatomy.gguf.types import GGML_TYPES, WITHDRAWN_GGML_TYPES, bits_per_weight
 from ullage.errors import MalformedCheckpoint
 
 quick = settings(

@@ -16,10 +16,10 @@ from gguf_cases import CASES, gguf_tensors, written_metadata
 
 from ullage.anatomy import load, read_config
 from ullage.anatomy.compare import compare
-from ullage.anatomy.gguf import read_gguf
-from ullage.anatomy.gguf_config import config_from_gguf, weight_scheme
-from ullage.anatomy.gguf_rope import llama3_table
-from ullage.anatomy.gguf_types import GGML_BLOCKS
+from ullage.anatomy.gguf.config import config_from_gguf, weight_scheme
+from ullage.anatomy.gguf.header import read_gguf
+from ullage.anatomy.gguf.rope import llama3_table
+from ullage.anatomy.gguf.types import GGML_BLOCKS
 from ullage.costs.weights import stored_bytes
 from ullage.errors import BadInput, MalformedCheckpoint, UnsupportedModel
 

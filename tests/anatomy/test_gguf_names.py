@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ullage.anatomy.gguf_architectures import GGUF_ARCHITECTURES
-from ullage.anatomy.gguf_names import (
+from ullage.anatomy.gguf.architectures import GGUF_ARCHITECTURES
+from ullage.anatomy.gguf.names import (
     ARCHITECTURES,
     GGUF_ONLY,
     INTERLEAVED_ROTARY,

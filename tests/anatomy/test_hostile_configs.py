@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.config import read_config
-from ullage.anatomy.defaults import class_defaults
-from ullage.anatomy.families import FAMILIES, MEMBERS
+from ullage.anatomy.config.defaults import class_defaults
+from ullage.anatomy.config.read import read_config
+from ullage.anatomy.families.table import FAMILIES, MEMBERS
 from ullage.errors import BadInput
 
 SHARED = Path(__file__).parents[3] / "shared" / "configs"

@@ -17,9 +17,11 @@ import pytest
 from checkpoint_files import header_of, llama_gguf, safetensors_bytes
 from fake_hub import COMMIT, ID, Hub, running
 
-from ullage.anatomy import hub_client, load
-from ullage.anatomy.hub import HubId, locate, parse_hub_id
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy import load
+from ullage.anatomy.hub import client as hub_client
+from ullage.anatomy.hub.ids import HubId, parse_hub_id
+from ullage.anatomy.hub.locate import locate
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.cli.main import main
 from ullage.errors import BadUsage, MalformedCheckpoint, Unreachable
 

@@ -11,7 +11,7 @@ from checkpoint_files import GgufBuilder, llama_gguf, write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.index import read_checkpoint, read_gguf_parts, read_weight_map
+from ullage.anatomy.files.index import read_checkpoint, read_gguf_parts, read_weight_map
 from ullage.errors import BadInput, MalformedCheckpoint
 
 INDEX = "model.safetensors.index.json"

@@ -8,10 +8,10 @@ import pytest
 from checkpoint_files import write_safetensors
 
 from ullage.anatomy import load, read_config
-from ullage.anatomy.index import read_checkpoint
+from ullage.anatomy.files.index import read_checkpoint
 from ullage.anatomy.infer import anatomy_from_headers
 from ullage.anatomy.spec import Attention, Experts, ModelSpec
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.errors import UnsupportedModel
 
 BASE = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.anatomy.keys import Reading, Section, parse_json, show
+from ullage.anatomy.config.keys import Reading, Section, parse_json, show
 from ullage.errors import MalformedConfig
 
 

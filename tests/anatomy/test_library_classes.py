@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ullage.anatomy.config import read_config
-from ullage.anatomy.defaults import class_defaults
+from ullage.anatomy.config.defaults import class_defaults
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.spec import Anatomy, Attention
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.errors import BadInput
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.parameters import count_parameters, parameter_counts
 from ullage.anatomy.spec import ModelSpec
 

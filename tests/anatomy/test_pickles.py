@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.pickles import MAX_FILES, all_imports, is_dangerous, pickle_imports
+from ullage.anatomy.files.pickles import MAX_FILES, all_imports, is_dangerous, pickle_imports
 from ullage.errors import MalformedCheckpoint
 
 
@@ -53,7 +53,7 @@ def test_what_torch_saves_needs_tensors_only(tmp_path: Path) -> None:
 
 def test_the_imports_that_count_as_harmless_are_torch_s_own() -> None:
     unpickler = pytest.importorskip("torch._weights_only_unpickler")
-    from ullage.anatomy.pickles import _TENSOR_IMPORTS
+    from ullage.anatomy.files.pickles import _TENSOR_IMPORTS
 
     allowed = set(unpickler._get_allowed_globals())
     ours = {f"{module}.{name}" for module, names in _TENSOR_IMPORTS.items() for name in names}

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.config import read_config
-from ullage.anatomy.quantization import doubt_of, read_quantization
-from ullage.anatomy.quantization_match import SchemeTable
-from ullage.anatomy.quantization_methods import READERS
+from ullage.anatomy.config.read import read_config
+from ullage.anatomy.quantization.match import SchemeTable
+from ullage.anatomy.quantization.methods import READERS
+from ullage.anatomy.quantization.read import doubt_of, read_quantization
 from ullage.anatomy.spec import Quantization, WeightScheme
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.errors import BadInput, MalformedConfig
 
 SHARED = Path(__file__).parents[3] / "shared" / "configs"

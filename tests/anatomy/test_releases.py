@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.parameters import count_parameters
 from ullage.anatomy.spec import Attention
 from ullage.costs.kv import kv_bytes_per_token

@@ -12,7 +12,7 @@ from checkpoint_files import header_of, safetensors_bytes, write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.safetensors import DTYPE_BITS, MAX_HEADER_BYTES, read_safetensors
+from ullage.anatomy.files.safetensors import DTYPE_BITS, MAX_HEADER_BYTES, read_safetensors
 from ullage.errors import MalformedCheckpoint
 
 GOOD = {"a": ("F32", (2, 3)), "b": ("BF16", (4,)), "empty": ("F16", (0, 7)), "one": ("I64", ())}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import transformers_models as oracle
 
-from ullage.anatomy.config import read_config
-from ullage.anatomy.naming import naming_for
-from ullage.anatomy.naming_rows import ALIASES, ROWS
-from ullage.anatomy.tensors import TensorSpec, expected_tensors
+from ullage.anatomy.config.read import read_config
+from ullage.anatomy.naming.names import naming_for
+from ullage.anatomy.naming.rows import ALIASES, ROWS
+from ullage.anatomy.tensors.expected import TensorSpec, expected_tensors
 
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 needs_shared = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from ullage.anatomy import Model, load
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 
 OWN = Path(__file__).parent / "models"
 SHARED = Path(__file__).parents[3] / "shared" / "configs"

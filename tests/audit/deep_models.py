@@ -15,7 +15,7 @@ import numpy as np
 from audit_pool import Config, tensors_of, write_directory, write_safetensors
 
 from ullage.anatomy import load
-from ullage.anatomy.safetensors import read_safetensors
+from ullage.anatomy.files.safetensors import read_safetensors
 from ullage.deep.readings import DeepScan
 from ullage.deep.scan import scan_checkpoint
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.anatomy import load
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.cli.flags import parse_integer
 from ullage.cli.main import main
 from ullage.cli.size_table import human_bytes, table_lines

@@ -24,7 +24,7 @@ from ullage.anatomy.spec import (
     Norm,
     Positions,
 )
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.costs.deployment import Parallel
 from ullage.costs.operators import (
     expected_experts,

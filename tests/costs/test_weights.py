@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.spec import (
     Anatomy,
     Attention,
@@ -25,7 +25,7 @@ from ullage.anatomy.spec import (
     Positions,
     WeightScheme,
 )
-from ullage.anatomy.tensors import TensorSpec, expected_tensors
+from ullage.anatomy.tensors.expected import TensorSpec, expected_tensors
 from ullage.costs.deployment import Parallel
 from ullage.costs.weights import (
     WeightBytes,

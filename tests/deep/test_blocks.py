@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry
-from ullage.anatomy.gguf_types import GGML_BLOCKS, GGML_TYPES
+from ullage.anatomy.gguf.types import GGML_BLOCKS, GGML_TYPES
 from ullage.deep.formats import BLOCKS, FLOATS
 from ullage.deep.readings import TensorReading
 from ullage.deep.scan import scan_checkpoint

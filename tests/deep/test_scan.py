@@ -12,7 +12,7 @@ from deep_models import write_tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.index import read_checkpoint
+from ullage.anatomy.files.index import read_checkpoint
 from ullage.deep import scan as scan_module
 from ullage.deep.formats import FLOATS
 from ullage.deep.names import is_scale

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.open import Model, ModelFiles, load, open_model
 
 __all__ = ["Model", "ModelFiles", "load", "open_model", "read_config"]

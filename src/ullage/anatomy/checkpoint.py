@@ -1,7 +1,7 @@
 """Every tensor of a checkpoint as its headers tell it: `CheckpointIndex`.
 
 Holds the data, and how a checkpoint file is opened (regular files only, errors as one sentence).
-Reading headers is `safetensors.py`, `gguf.py` and `index.py`; comparing with a spec `compare.py`.
+Reading headers is `files/` and `gguf/header.py`; comparing with a spec is `compare.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a checkpoint's headers hold against what its spec predicts: `compare`.
 
 Holds the comparison of names, shapes and storage types, as data; verdicts are the audit's. Names
-come from `tensors.py`, storage types from `quantization_match.py`.
+come from `tensors/expected.py`, storage types from `quantization/match.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ullage.anatomy.checkpoint import CheckpointIndex
-from ullage.anatomy.quantization_match import scheme_for
-from ullage.anatomy.safetensors import DTYPE_BITS
+from ullage.anatomy.files.safetensors import DTYPE_BITS
+from ullage.anatomy.quantization.match import scheme_for
 from ullage.anatomy.spec import ModelSpec, Unknown, WeightScheme
 from ullage.anatomy.stored import (
     StoredGroup,
@@ -20,8 +20,8 @@ from ullage.anatomy.stored import (
     stored_groups,
     without_common_end,
 )
-from ullage.anatomy.tensor_spec import TensorSpec
-from ullage.anatomy.tensors import ExpertLayout, expected_tensors
+from ullage.anatomy.tensors.expected import ExpertLayout, expected_tensors
+from ullage.anatomy.tensors.tensor import TensorSpec
 
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -193,7 +193,7 @@ def _why_not(spec: ModelSpec, index: CheckpointIndex) -> str | None:
     if not index.has_headers:
         return "no header of the checkpoint could be read"
     if index.format == "gguf":
-        from ullage.anatomy.gguf_names import ARCHITECTURES  # tables that only GGUF files need
+        from ullage.anatomy.gguf.names import ARCHITECTURES  # tables that only GGUF files need
 
         architecture = dict(index.metadata).get("general.architecture")
         if architecture not in ARCHITECTURES:

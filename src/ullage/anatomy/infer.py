@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.compare import FLOAT_DTYPES, compare
-from ullage.anatomy.config import read_config
+from ullage.anatomy.config.read import read_config
 from ullage.anatomy.spec import Anatomy, FieldSource, Unknown
 from ullage.anatomy.stored import StoredGroup, stored_groups
 from ullage.errors import UnsupportedModel

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from ullage.anatomy.checkpoint import CheckpointIndex
-from ullage.anatomy.config import read_config
-from ullage.anatomy.index import choose_gguf, gguf_index, read_checkpoint, read_gguf_parts
-from ullage.anatomy.keys import parse_json
+from ullage.anatomy.config.keys import parse_json
+from ullage.anatomy.config.read import read_config
+from ullage.anatomy.files.index import choose_gguf, gguf_index, read_checkpoint, read_gguf_parts
 from ullage.anatomy.spec import Anatomy
 from ullage.errors import BadUsage, MalformedCheckpoint, MalformedConfig
 
@@ -171,7 +171,7 @@ def _load_headers(files: ModelFiles) -> Model:
                 expected="all parts, since only together they tell what the model is",
             )
         # Six modules of tables, of which only GGUF files need any.
-        from ullage.anatomy.gguf_config import as_headers_say, config_from_gguf
+        from ullage.anatomy.gguf.config import as_headers_say, config_from_gguf
 
         found = config_from_gguf(headers)
         template = headers[0].metadata.get("tokenizer.chat_template")

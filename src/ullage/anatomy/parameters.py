@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ullage.anatomy.spec import Experts, ModelSpec
-from ullage.anatomy.tensors import TensorSpec, expected_tensors
+from ullage.anatomy.tensors.expected import TensorSpec, expected_tensors
 
 _EMBEDDING = {"embed", "position", "lm_head", "per_layer"}
 _FFN = {

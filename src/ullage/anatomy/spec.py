@@ -1,7 +1,7 @@
 """What a model is: `ModelSpec` and its parts, frozen and hashable.
 
-Holds plain data only. Reading it from a configuration is `config.py` and its neighbours; naming its
-tensors is `tensors.py`; pricing it is `costs/`; running it is `engine/`.
+Holds plain data only. Reading it from a configuration is `config/`; naming its tensors is
+ `tensors/expected.py`; pricing it is `costs/`; running it is `engine/`.
 """
 
 from __future__ import annotations

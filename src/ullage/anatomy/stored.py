@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ullage.anatomy.checkpoint import CheckpointIndex
-from ullage.anatomy.tensor_spec import TensorSpec
+from ullage.anatomy.tensors.tensor import TensorSpec
 
 _EXPERT = re.compile(r"\.experts\.([0-9]{1,9})\.")
 _LAYER_ZERO = re.compile(r"^(.*?)((?:layers|layer|h|blocks|block)\.0\..+)$")
@@ -64,7 +64,7 @@ def stored_groups(index: CheckpointIndex) -> tuple[dict[str, StoredGroup], list[
 
 
 def _gguf_groups(index: CheckpointIndex) -> tuple[dict[str, StoredGroup], list[str]]:
-    from ullage.anatomy.gguf_names import GGUF_ONLY, hf_tensor_name  # only GGUF files need these
+    from ullage.anatomy.gguf.names import GGUF_ONLY, hf_tensor_name  # only GGUF files need these
 
     architecture = dict(index.metadata).get("general.architecture", "")
     groups: dict[str, StoredGroup] = {}

@@ -31,7 +31,7 @@ def _fused(subject: Subject) -> Verdict:
     ranks = subject.tensor_parallel
     if ranks == 1:
         return Clear((subject.parallel_fact(),))  # nothing is cut
-    from ullage.anatomy.tensors import expected_tensors  # costs start-up
+    from ullage.anatomy.tensors.expected import expected_tensors  # costs start-up
 
     found: dict[str, str] = {}
     unnamed = False

@@ -18,7 +18,7 @@ from ullage.errors import BadInput
 from ullage.launch.open_values import OpenValue, known_or_none
 
 if TYPE_CHECKING:
-    from ullage.anatomy.pickles import PickleImports
+    from ullage.anatomy.files.pickles import PickleImports
     from ullage.deep.readings import DeepScan
     from ullage.launch.launch import Launch
 
@@ -87,6 +87,6 @@ def _pickles(model: Model) -> tuple[PickleImports, ...] | None:
     names = [name for name in files.other_files if name.endswith(PICKLE_ENDINGS)]
     if not names:
         return ()
-    from ullage.anatomy.pickles import all_imports  # few models have any
+    from ullage.anatomy.files.pickles import all_imports  # few models have any
 
     return all_imports([files.path / name for name in names])

@@ -19,7 +19,7 @@ from ullage.audit.subject import Subject
 from ullage.findings.finding import Evidence, Severity
 
 if TYPE_CHECKING:
-    from ullage.anatomy.tensors import TensorSpec
+    from ullage.anatomy.tensors.expected import TensorSpec
 
 MERGED_ROLES = frozenset(
     ("q", "k", "v", "qkv", "gate", "up", "gate_up", "shared_gate", "shared_up", "shared_gate_up")
@@ -67,8 +67,8 @@ def matrices(spec: ModelSpec) -> tuple[Matrix, ...]:
     if spec.quantization is None or not spec.quantization.schemes:
         return ()
     # Imported late: most audits are of models without quantisation, and should start at once.
-    from ullage.anatomy.quantization_match import scheme_table
-    from ullage.anatomy.tensors import expected_tensors
+    from ullage.anatomy.quantization.match import scheme_table
+    from ullage.anatomy.tensors.expected import expected_tensors
 
     table = scheme_table(spec.quantization)
     found: dict[tuple[object, ...], Matrix] = {}

@@ -30,7 +30,7 @@ from ullage.findings.finding import Evidence
 
 if TYPE_CHECKING:
     from ullage.anatomy.compare import Comparison
-    from ullage.anatomy.pickles import PickleImports
+    from ullage.anatomy.files.pickles import PickleImports
     from ullage.deep.readings import DeepScan
     from ullage.launch.launch import Launch
     from ullage.planning.ledger import Ledger

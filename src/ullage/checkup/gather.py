@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ullage import __version__
 from ullage.anatomy import Model, load
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.audit import audit, subject_of
 from ullage.checkup.comparison import Serving
 from ullage.checkup.embedded import EngineDidNotStart, embedded_engine, private_bytes

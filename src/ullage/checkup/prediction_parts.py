@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.checkup import comparison as compare
 from ullage.checkup.allocation import Compared, Server, compare_with_embedded, compare_with_vllm
 from ullage.checkup.figures import figure

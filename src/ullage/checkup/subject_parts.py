@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ullage.anatomy import Model
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.checkup.figures import Figure, figure, named, span
 from ullage.checkup.gather import Evidence
 from ullage.checkup.html.words import quantity

@@ -105,6 +105,6 @@ def model_path(args: argparse.Namespace, chosen: Chosen | None) -> str:
 
 def _on_a_hub(model: str) -> bool:
     """Whether `model` is a hub id that the cache holds or that there is a hub to ask for."""
-    from ullage.anatomy.hub import within_reach  # only a model that is no path costs this
+    from ullage.anatomy.hub.locate import within_reach  # only a model that is no path costs this
 
     return within_reach(model)

@@ -36,7 +36,7 @@ def located(model: str) -> tuple[Path, bool]:
     """Where MODEL lies, and whether only its headers do. Raises what `anatomy.hub.locate` does."""
     if os.path.lexists(model):
         return Path(model), False
-    from ullage.anatomy.hub import locate  # only a model that is no path costs this
+    from ullage.anatomy.hub.locate import locate  # only a model that is no path costs this
 
     found = locate(model)
     return found.path, found.headers_only

@@ -1,16 +1,16 @@
 """Bytes of weights: as stored in a checkpoint, and as one rank holds them in vLLM 0.32.
 
 Pure functions of a plain ModelSpec; a range comes from asking about `Anatomy.low` and `.high`.
-Shapes and names are `anatomy/tensors.py`; schemes are `anatomy/quantization.py`.
+Shapes and names are `anatomy/tensors/expected.py`; schemes are `anatomy/quantization/read.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ullage.anatomy.quantization_match import SchemeTable, scheme_table
+from ullage.anatomy.quantization.match import SchemeTable, scheme_table
 from ullage.anatomy.spec import LatentAttention, ModelSpec, WeightScheme
-from ullage.anatomy.tensors import TensorSpec, expected_tensors
+from ullage.anatomy.tensors.expected import TensorSpec, expected_tensors
 from ullage.costs.deployment import Parallel
 
 VOCAB_PADDING = 64  # vLLM 0.32 vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE

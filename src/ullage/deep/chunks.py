@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ullage.anatomy.gguf_types import GGML_BLOCKS
+from ullage.anatomy.gguf.types import GGML_BLOCKS
 from ullage.deep.formats import BLOCKS, FLOATS, INTEGERS, Array, BlockFormat, FloatFormat, decode
 from ullage.deep.readings import Reading
 from ullage.deep.sum64 import row_sums

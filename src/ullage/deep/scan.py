@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry, open_regular
-from ullage.anatomy.gguf_types import GGML_BLOCKS
+from ullage.anatomy.gguf.types import GGML_BLOCKS
 from ullage.deep.chunks import MIN_ROW_ELEMENTS, Layout, look, reading_of
 from ullage.deep.formats import FLOATS, INTEGERS
 from ullage.deep.names import is_scale

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from ullage.anatomy.gguf import GgufArray, GgufHeader, read_gguf, read_gguf_array
+from ullage.anatomy.gguf.header import GgufArray, GgufHeader, read_gguf, read_gguf_array
 from ullage.engine.tokenizer import Tokenizer
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 

@@ -14,7 +14,7 @@ import torch
 
 from ullage.anatomy import Model
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry, open_regular
-from ullage.anatomy.gguf_names import INTERLEAVED_ROTARY, half_split_rows, hf_tensor_name
+from ullage.anatomy.gguf.names import INTERLEAVED_ROTARY, half_split_rows, hf_tensor_name
 from ullage.engine.support import attention_of
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 

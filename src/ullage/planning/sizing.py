@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from ullage.anatomy.open import Model
 from ullage.anatomy.spec import ModelSpec
-from ullage.anatomy.tensors import expected_tensors
+from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus
 from ullage.costs.kv import kv_bytes_per_token, state_bytes_per_sequence

@@ -1,0 +1,1 @@
+"""config.json → `ModelSpec`: keys checked, sources kept, leftovers listed."""

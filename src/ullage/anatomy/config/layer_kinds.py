@@ -1,0 +1,407 @@
+# ruff: noqa: ARG001 - every plan has one signature
+"""Which kind each layer is: full, sliding, chunked, linear, mamba, conv, …, none; and its MLP.
+
+Reads layer_types and its older relatives. What a layer of a kind looks like is `mixers.py` and
+`feed_forward.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ullage.anatomy.config.keys import Section
+from ullage.anatomy.families.family import Family
+
+# A layer's kind and the kind of its feed-forward (None: the expert keys decide).
+Kind = tuple[str, str | None]
+
+WORDS: dict[str, Kind] = {
+    "full_attention": ("full", None),
+    "attention": ("full", None),
+    "global": ("full", None),
+    "global_attention": ("full", None),
+    "sliding_attention": ("sliding", None),
+    "sliding_window_attention": ("sliding", None),
+    "local": ("sliding", None),
+    "local_attention": ("sliding", None),
+    "chunked_attention": ("chunked", None),
+    "linear_attention": ("linear", None),
+    "conv": ("conv", None),
+    "mamba": ("mamba", None),
+    "mamba2": ("mamba", None),
+    "recurrent": ("linear", None),
+    "hybrid": ("hybrid", None),
+    "indexed_attention": ("full", None),
+    "minimax_m3_sparse": ("indexed", None),
+    "moe": ("full", "moe"),
+    "deepseek_sparse_attention": ("full", None),
+    "compressed_sparse_attention": ("compressed", None),
+    "heavily_compressed_attention": ("compressed", None),
+}
+
+# Layers that hold one thing only (Nemotron-H), by word and by letter of hybrid_override_pattern.
+SINGLE_WORDS: dict[str, Kind] = {
+    "mamba": ("mamba", "none"),
+    "linear_attention": ("mamba", "none"),
+    "sparse": ("none", "moe"),
+    "dense": ("none", "dense"),
+    "attention": ("full", "none"),
+    "full_attention": ("full", "none"),
+    "sliding_attention": ("sliding", "none"),
+    "moe": ("none", "moe"),
+    "mlp": ("none", "dense"),
+}
+SINGLE_LETTERS: dict[str, Kind] = {
+    "M": ("mamba", "none"),
+    "*": ("full", "none"),
+    "E": ("none", "moe"),
+    "-": ("none", "dense"),
+}
+
+
+def _from_words(
+    section: Section, name: str, words: tuple[str, ...], table: dict[str, Kind]
+) -> list[Kind]:
+    kinds = []
+    for i, word in enumerate(words):
+        if word not in table:
+            raise section.error(f"{name}[{i}]", word, "one of " + ", ".join(sorted(table)))
+        kinds.append(table[word])
+    return kinds
+
+
+def read_single(section: Section, words_key: str, letters_key: str) -> list[Kind] | None:
+    """Layers with one thing each, as words (newer) or letters (older), or None when absent."""
+    words = section.texts(words_key)
+    if words is not None:
+        section.ignore(letters_key)
+        return _from_words(section, words_key, words, SINGLE_WORDS)
+    letters = section.find(letters_key)
+    if not isinstance(letters, str):
+        if section.has(letters_key):
+            raise section.error(letters_key, letters, "a string of letters")
+        return None
+    if len(letters) > MAX_LAYERS:
+        raise section.error(letters_key, letters, f"at most {MAX_LAYERS} letters")
+    return _from_words(section, letters_key, tuple(letters), SINGLE_LETTERS)
+
+
+MAX_LAYERS = 4096
+
+
+def num_layers(section: Section) -> int:
+    return section.integer("num_hidden_layers", maximum=MAX_LAYERS)
+
+
+def _nemotron_h(section: Section, family: Family) -> list[Kind]:
+    kinds = read_single(section, "layer_types", "hybrid_override_pattern")
+    if kinds is None:
+        raise section.reading.error(
+            "missing",
+            field=section.field("hybrid_override_pattern"),
+            expected="the kinds of the layers (or layers_block_type)",
+        )
+    stated = section.optional_integer("num_hidden_layers", maximum=MAX_LAYERS)
+    if stated is not None and stated != len(kinds):
+        raise section.error("num_hidden_layers", stated, f"{len(kinds)}, the layers listed")
+    return kinds
+
+
+def _interval(section: Section, family: Family) -> list[Kind]:
+    """Every full_attention_interval-th layer is full, the others linear (Qwen3-Next, Qwen3.5)."""
+    n = num_layers(section)
+    interval = section.integer("full_attention_interval", 4, why=f"default: {section.label}")
+    return [("full" if (i + 1) % interval == 0 else "linear", None) for i in range(n)]
+
+
+def _compress_ratios(section: Section, family: Family) -> list[Kind]:
+    return [("compressed", None)] * num_layers(section)
+
+
+def _mamba(section: Section, family: Family) -> list[Kind]:
+    return [("mamba", "none")] * num_layers(section)
+
+
+def _hybrid(section: Section, family: Family) -> list[Kind]:
+    return [("hybrid", None)] * num_layers(section)
+
+
+def _pattern_flags(section: Section, family: Family) -> list[Kind]:
+    """MiMo-V2: hybrid_layer_pattern, 1 where a window applies."""
+    n = num_layers(section)
+    flags = section.integers("hybrid_layer_pattern", length=n, maximum=1)
+    if flags is None:  # transformers' own default: every sixth layer is full, and the first
+        return [("full" if i % 6 == 0 else "sliding", None) for i in range(n)]
+    return [("sliding" if flag else "full", None) for flag in flags]
+
+
+def _every_n(section: Section, family: Family) -> list[Kind]:
+    """AFMoE: every global_attn_every_n_layers-th layer is full."""
+    every = section.integer("global_attn_every_n_layers")
+    return [
+        ("full" if (i + 1) % every == 0 else "sliding", None) for i in range(num_layers(section))
+    ]
+
+
+def _sparse_freq(section: Section, family: Family) -> list[Kind]:
+    """MiniMax-M3: sparse_attention_freq, 1 where the block indexer picks keys."""
+    n = num_layers(section)
+    nested = section.section("sparse_attention_config")
+    if nested is None:
+        return [("full", None)] * n
+    nested.ignore(
+        "sparse_disable_index_value",
+        "sparse_init_block",
+        "sparse_local_block",
+        "sparse_score_type",
+        "use_sparse_attention",
+    )
+    flags = nested.integers("sparse_attention_freq", length=n, maximum=1) or (1,) * n
+    return [("indexed" if flag else "full", None) for flag in flags]
+
+
+def _cross(section: Section, family: Family) -> list[Kind]:
+    """Llama-3.2-Vision: cross_attention_layers look at the image instead of the text."""
+    n = num_layers(section)
+    listed = section.integers("cross_attention_layers")
+    cross = set(range(3, n, 5)) if listed is None else set(listed)
+    return [("cross" if i in cross else "full", None) for i in range(n)]
+
+
+def _period(section: Section, family: Family) -> list[Kind]:
+    """Jamba: attention where i mod attn_layer_period is attn_layer_offset, Mamba elsewhere."""
+    period = section.integer("attn_layer_period")
+    offset = section.integer("attn_layer_offset", minimum=0)
+    return [("full" if i % period == offset else "mamba", None) for i in range(num_layers(section))]
+
+
+def _indices(section: Section, family: Family) -> list[Kind]:
+    """Bamba: attn_layer_indices lists the attention layers."""
+    full = set(section.integers("attn_layer_indices") or ())
+    return [("full" if i in full else "mamba", None) for i in range(num_layers(section))]
+
+
+def _full_attn_idxs(section: Section, family: Family) -> list[Kind]:
+    """LFM2's older key: full_attn_idxs lists the attention layers."""
+    n = num_layers(section)
+    listed = section.integers("full_attn_idxs")
+    full = set(range(n)) if listed is None else set(listed)
+    return [("full" if i in full else "conv", None) for i in range(n)]
+
+
+def _block_types(section: Section, family: Family) -> list[Kind]:
+    """RecurrentGemma: block_types is repeated over the depth."""
+    words = section.texts("block_types") or ("recurrent", "recurrent", "attention")
+    if not words:
+        raise section.error("block_types", [], "at least one kind")
+    table = {"recurrent": ("linear", None), "attention": ("sliding", None)}
+    cycle = _from_words(section, "block_types", words, table)  # type: ignore[arg-type]
+    return [cycle[i % len(cycle)] for i in range(num_layers(section))]
+
+
+def _attn_type_list(section: Section, family: Family) -> list[Kind]:
+    """MiniMax-Text-01: 1 full, 0 lightning."""
+    n = num_layers(section)
+    flags = section.integers("attn_type_list", length=n, maximum=1)
+    if flags is None:
+        return [("linear" if i % 2 else "full", None) for i in range(n)]
+    return [("full" if flag else "linear", None) for flag in flags]
+
+
+def _gpt_neo(section: Section, family: Family) -> list[Kind]:
+    """GPT-Neo: attention_types [[["global", "local"], 12]] unrolled."""
+    raw = section.find("attention_types")
+    kinds: list[Kind] = []
+    if not isinstance(raw, list | tuple):
+        raise section.error("attention_types", raw, "a list")
+    for item in raw:
+        if not (
+            isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], list | tuple)
+        ):
+            raise section.error("attention_types", raw, "pairs of kinds and a count")
+        words, count = item
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_LAYERS:
+            raise section.error("attention_types", raw, "pairs of kinds and a count")
+        if any(not isinstance(w, str) for w in words) or len(words) * count > MAX_LAYERS:
+            raise section.error("attention_types", raw, "pairs of kinds and a count")
+        kinds += _from_words(section, "attention_types", tuple(words), WORDS) * count
+    n = num_layers(section)
+    if len(kinds) != n:
+        raise section.error("attention_types", raw, f"{n} layers")
+    return kinds
+
+
+def _kimi_linear(section: Section, family: Family) -> list[Kind]:
+    """Kimi Linear: linear_attn_config names its full and KDA layers, counted from 1."""
+    n = num_layers(section)
+    nested = section.section("linear_attn_config")
+    if nested is None:
+        return [("full" if i and i % 4 == 0 else "linear", None) for i in range(n)]
+    kda = set(nested.integers("kda_layers") or ())
+    full = set(nested.integers("full_attn_layers") or ())
+    kinds: list[Kind] = []
+    for i in range(1, n + 1):
+        if (i in kda) == (i in full):
+            raise nested.error("kda_layers", sorted(kda), f"layer {i} in exactly one of the lists")
+        kinds.append(("linear" if i in kda else "full", None))
+    return kinds
+
+
+def _llama4(section: Section, family: Family) -> list[Kind]:
+    """Llama-4: chunked where RoPE is used, full where it is not."""
+    n = num_layers(section)
+    chunk = section.optional_integer("attention_chunk_size")
+    return [
+        ("chunked" if chunk is not None and rotates else "full", None)
+        for rotates in rope_layers(section, n)
+    ]
+
+
+def _double(section: Section, family: Family) -> list[Kind]:
+    """LongCat-Flash: each of num_layers holds two attentions and two MLPs; its experts run beside
+    the first MLP. It is told as two layers."""
+    section.ignore("num_hidden_layers")
+    n = section.integer("num_layers", maximum=MAX_LAYERS // 2)
+    return [("full", "moe"), ("full", "dense")] * n
+
+
+PLANS: dict[str, Callable[[Section, Family], list[Kind]]] = {
+    "nemotron_h": _nemotron_h,
+    "interval": _interval,
+    "compress_ratios": _compress_ratios,
+    "period": _period,
+    "indices": _indices,
+    "full_attn_idxs": _full_attn_idxs,
+    "block_types": _block_types,
+    "attn_type_list": _attn_type_list,
+    "gpt_neo": _gpt_neo,
+    "kimi_linear": _kimi_linear,
+    "llama4": _llama4,
+    "mamba": _mamba,
+    "hybrid": _hybrid,
+    "hybrid_layer_pattern": _pattern_flags,
+    "every_n": _every_n,
+    "sparse_freq": _sparse_freq,
+    "cross": _cross,
+    "double": _double,
+}
+
+
+def rope_layers(section: Section, n: int) -> list[bool]:
+    """Which layers rotate, from no_rope_layers (1: rotates) or no_rope_layer_interval."""
+    flags = section.integers("no_rope_layers", maximum=1)
+    if flags:
+        if len(flags) != n:
+            raise section.error("no_rope_layers", list(flags), f"a list of {n}")
+        section.ignore("no_rope_layer_interval")
+        return [bool(flag) for flag in flags]
+    interval = section.optional_integer("no_rope_layer_interval")
+    return [interval is None or (i + 1) % interval != 0 for i in range(n)]
+
+
+def _windowed(section: Section, family: Family, n: int) -> list[Kind]:
+    """Layers of a stack without layer_types: full, or under the family's window rule."""
+    rule = family.windows
+    if family.window_if is not None and not section.boolean(family.window_if, False):
+        section.ignore("max_window_layers", "sliding_window")
+        return [("full", None)] * n
+    if family.name == "generic":
+        return _generic_windows(section, n)
+    if rule == "never":
+        if not section.has("sliding_window"):
+            section.ignore("sliding_window", "use_sliding_window", "max_window_layers")
+        return [("full", None)] * n
+    window = section.optional_integer("sliding_window", minimum=0) or None
+    if window is None:
+        section.ignore("max_window_layers", "sliding_window_pattern")
+        return [("full", None)] * n
+    if rule == "all":
+        return [("sliding", None)] * n
+    if rule == "top":
+        first = section.integer("max_window_layers", 0, minimum=0, why="default: 0")
+        return [("sliding" if i >= first else "full", None) for i in range(n)]
+    if rule == "even":
+        return [("full" if i % 2 else "sliding", None) for i in range(n)]
+    pattern = section.find("sliding_window_pattern")
+    if isinstance(pattern, str):  # Exaone-4 spells it LLLG
+        if not pattern or any(c not in "LG" for c in pattern):
+            raise section.error("sliding_window_pattern", pattern, "letters L and G")
+        return [
+            ("sliding" if pattern[i % len(pattern)] == "L" and i < n - 1 else "full", None)
+            for i in range(n)
+        ]
+    key = "global_attn_every_n_layers" if rule == "every_first" else "sliding_window_pattern"
+    every = section.integer(key, family.pattern, why=f"default: {section.label}")
+    if rule == "every_first":  # ModernBERT: layers 0, 3, 6, … are full
+        return [("sliding" if i % every else "full", None) for i in range(n)]
+    return [("full" if (i + 1) % every == 0 else "sliding", None) for i in range(n)]
+
+
+def _generic_windows(section: Section, n: int) -> list[Kind]:
+    """An unknown family that names a window: perhaps on every layer, perhaps on none."""
+    full: list[Kind] = [("full", None)] * n
+    if not section.has("sliding_window") or section.values.get("use_sliding_window") is False:
+        section.ignore("sliding_window", "use_sliding_window", "max_window_layers")
+        return full
+    sliding: list[Kind] = [("sliding", None)] * n
+    return section.reading.decide(
+        section.field("sliding_window"),
+        "which layers it limits is not said",
+        likely=full,
+        low=sliding,
+        high=full,
+        widens=("kv", "flops"),
+    )
+
+
+def read_kinds(section: Section, family: Family) -> list[Kind]:
+    """The kind of every layer, in order."""
+    kinds = _read_kinds(section, family)
+    if family.last_full and kinds:
+        kinds[-1] = ("full", kinds[-1][1])
+    return kinds
+
+
+def _read_kinds(section: Section, family: Family) -> list[Kind]:
+    if family.plan == "nemotron_h":
+        return _nemotron_h(section, family)
+    if family.plan == "mamba":
+        section.ignore("layer_types")
+        return _mamba(section, family)
+    words = section.texts("layer_types")
+    if words is not None:
+        n = num_layers(section)
+        extra = section.optional_integer("num_nextn_predict_layers", minimum=0) or 0
+        if len(words) not in (n, n + extra):
+            raise section.error("layer_types", list(words), f"a list of {n}")
+        section.ignore(
+            "full_attention_interval",
+            "sliding_window_pattern",
+            "max_window_layers",
+            "use_sliding_window",
+            "attn_layer_indices",
+            "attn_layer_period",
+            "attn_layer_offset",
+            "full_attn_idxs",
+            "attn_type_list",
+            "block_types",
+            "no_rope_layer_interval",
+            "global_attn_every_n_layers",
+        )
+        kinds = _from_words(section, "layer_types", words[:n], WORDS)
+        if all(kind != "sliding" for kind, _ in kinds):
+            section.ignore("sliding_window")
+        if all(kind != "conv" for kind, _ in kinds):
+            section.ignore("conv_bias", "conv_L_cache")
+        if family.linear == "mamba":
+            kinds = [("mamba", ffn) if kind == "linear" else (kind, ffn) for kind, ffn in kinds]
+        if family.plan == "sparse_freq" and section.has("sparse_attention_config"):
+            return _sparse_freq(section, family)
+        return kinds
+    if family.plan is None and set(section.integers("attn_type_list") or ()) - {1}:
+        raise section.error("attn_type_list", section.values.get("attn_type_list"), "only ones")
+    if family.plan is not None:
+        if not section.has("sliding_window"):
+            section.ignore("use_sliding_window", "max_window_layers")
+        return PLANS[family.plan](section, family)
+    return _windowed(section, family, num_layers(section))

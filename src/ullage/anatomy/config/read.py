@@ -1,0 +1,431 @@
+"""A configuration → `Anatomy`: finds the text model in it, its family, and composes the parts.
+
+Composition only; the parts are read by `layer_kinds`, `mixers`, `feed_forward`, `positions` and
+`towers`. Nothing is opened here: that is `open.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ullage.anatomy.config.defaults import ClassDefaults, class_defaults
+from ullage.anatomy.config.encoder_decoder import read_stacks
+from ullage.anatomy.config.keys import Mode, Reading, Section, show
+from ullage.anatomy.config.layers import read_layers, read_mtp
+from ullage.anatomy.config.mixers import MAX_WIDTH, fact
+from ullage.anatomy.config.positions import read_disentangled, read_positions
+from ullage.anatomy.config.spellings import TEXT_KEYS
+from ullage.anatomy.families.family import Family
+from ullage.anatomy.families.table import UNSUPPORTED, family_of
+from ullage.anatomy.quantization.read import doubt_of, read_quantization
+from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization
+from ullage.anatomy.towers.read import read_towers
+from ullage.errors import UnsupportedModel
+
+DTYPES = {
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+}
+DTYPE_NAMES = {"half": "float16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+MAX_VOCAB = 1 << 28
+
+
+def read_config(
+    config: Mapping[str, object],
+    *,
+    file: str,
+    quant_side_file: Mapping[str, object] | None = None,
+) -> Anatomy:
+    """The anatomy that a configuration describes.
+
+    Args:
+        config: the parsed JSON object.
+        file: its name, for messages.
+        quant_side_file: what hf_quant_config.json beside it holds, if there is one.
+
+    Raises:
+        MalformedConfig: a field is missing, of the wrong type, or contradicts another.
+        UnsupportedModel: a part is known to be there but cannot be described.
+    """
+    spec, reading, unread = _read(config, file, "likely", quant_side_file)
+    sources = tuple(reading.sources.values())
+    if not reading.unknowns:
+        return Anatomy(spec, spec, spec, sources, unread)
+    low, _, _ = _read(config, file, "low", quant_side_file)
+    high, _, _ = _read(config, file, "high", quant_side_file)
+    return Anatomy(spec, low, high, sources, unread)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The language model's section inside a configuration, and the sections around it."""
+
+    text: Section
+    around: list[Section]
+    model_type: str
+    architecture: str
+    family: Family
+
+
+def _architecture(config: Mapping[str, object], reading: Reading) -> str:
+    value = config.get("architectures")
+    if value is None or value == []:
+        return ""
+    if not isinstance(value, list | tuple) or not isinstance(value[0], str):
+        raise reading.error(
+            f"found {show(value)}", field="architectures", expected="a list of class names"
+        )
+    return value[0][:200]
+
+
+def _section(
+    values: Mapping[str, object], reading: Reading, path: str, known: ClassDefaults | None
+) -> Section:
+    if known is None:
+        return Section(values, reading, path)
+    return Section(values, reading, path, known.defaults, known.label)
+
+
+def _model_type(values: Mapping[str, object], reading: Reading, path: str) -> str:
+    value = values.get("model_type")
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > 200:
+        raise reading.error(
+            f"found {show(value)}", field=path + "model_type", expected="a short string"
+        )
+    return value
+
+
+def _find_text(config: Mapping[str, object], reading: Reading) -> _Found:
+    """Walk down to the language model, remembering the sections passed."""
+    values, path = config, ""
+    model_type = _model_type(values, reading, path)
+    architecture = _architecture(config, reading)
+    around: list[Section] = []
+    for _ in range(4):
+        known = class_defaults(model_type)
+        nested = dict(known.nested) if known else {}
+        key = next((k for k in TEXT_KEYS if isinstance(values.get(k), Mapping)), None)
+        if key is None:
+            key = next((k for k in TEXT_KEYS if k in nested and k not in values), None)
+            if key is None or "hidden_size" in values:
+                break
+        section = _section(values, reading, path, known)
+        section.ignore("model_type", key)
+        around.append(section)
+        inner = values.get(key)
+        values = inner if isinstance(inner, Mapping) else {}
+        path += key + "."
+        inner_type = _model_type(values, reading, path)
+        if not inner_type or (not class_defaults(inner_type) and inner_type == model_type):
+            inner_type = inner_type or nested.get(key, model_type)
+        inner_architecture = _architecture(values, reading)
+        model_type = inner_type
+        architecture = architecture or inner_architecture
+        if inner_architecture and family_of(model_type, "").name == "generic":
+            architecture = inner_architecture
+    family = family_of(model_type, architecture)
+    known = (
+        class_defaults(model_type)
+        or class_defaults(family.base or "")
+        or class_defaults(family.name)
+    )
+    if known is not None and "text_config" in known.nested:
+        known = class_defaults(known.nested["text_config"]) or known
+    text = _section(values, reading, path, known)
+    if family.extra:
+        text.defaults = {**family.extra, **text.defaults}
+    text.ignore("model_type", "architectures")
+    return _Found(text, around, model_type or "unknown", architecture, family)
+
+
+def _read(
+    config: Mapping[str, object],
+    file: str,
+    mode: Mode,
+    side_file: Mapping[str, object] | None,
+) -> tuple[ModelSpec, Reading, tuple[str, ...]]:
+    reading = Reading(file, mode)
+    found = _find_text(config, reading)
+    text, family = found.text, found.family
+    if found.model_type in UNSUPPORTED and family.name == "generic":
+        raise UnsupportedModel(
+            f"{show(found.model_type)} has {UNSUPPORTED[found.model_type]}",
+            file=file,
+            field=text.field("model_type"),
+            expected="a kind of model that can be priced",
+        )
+    for name in family.flatten:
+        text.flatten(name)
+    text.ignore(*family.ignored)
+    hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
+    embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
+    stacks = read_stacks(text, family) if family.kind == "encoder-decoder" else None
+    if stacks is not None and found.architecture.endswith("ForCausalLM"):
+        stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
+    if stacks is None:
+        # 0 where nothing limits the length, as in a stack of states.
+        max_positions = text.optional_integer("max_position_embeddings") or 0
+        layers, dense, experts = read_layers(text, family)
+        mtp = read_mtp(text, family, layers, dense, experts)
+        positions = read_positions(text, family, max_positions)
+    else:
+        layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
+        positions = stacks.decoder_positions
+    spec = ModelSpec(
+        model_type=found.model_type,
+        architecture=found.architecture,
+        family=family.name,
+        kind=family.kind,
+        hidden_size=hidden_size,
+        vocab_size=text.integer("vocab_size", maximum=MAX_VOCAB),
+        max_positions=max_positions,
+        layers=layers,
+        norm=_norm(text, family),
+        positions=positions,
+        tie_embeddings=_tied(found),
+        dtype=_dtype(found),
+        embedding_size=None if embedding == hidden_size else embedding,
+        encoder_layers=stacks.encoder if stacks else (),
+        encoder_positions=stacks.encoder_positions if stacks else None,
+        mtp_layers=mtp,
+        token_types=_token_types(text, family),
+        final_norm=_final_norm(text, family),
+        embedding_norm=family.embedding_norm,
+        embedding_scale=_embedding_scale(text, family, hidden_size),
+        lm_head=_has_lm_head(found),
+        lm_head_bias=fact(
+            text, family.lm_head_bias, "lm_head_bias", likely=False, widens="weights"
+        ),
+        logit_soft_cap=text.optional_number("final_logit_softcapping"),
+        residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
+        per_layer_input=_per_layer_input(text),
+        family_sizes=_family_sizes(text, family, hidden_size),
+        towers=read_towers(found.around, text, hidden_size),
+        quantization=_quantization(config, found, side_file, file),
+        unknowns=tuple(reading.unknowns.values()),
+    )
+    if family.name == "generic":
+        _refuse(text)
+    for section in found.around:  # a copy of the language model's own number
+        if section.values.get("vocab_size") == spec.vocab_size:
+            section.ignore("vocab_size")
+    unread = [key for section in (*found.around, text) for key in section.unread()]
+    return spec, reading, tuple(unread)
+
+
+# Words in keys that speak of a cache or a state; an unknown family that has one of them unread
+# cannot be priced, since nothing bounds what it keeps per token.
+_HINTS = (
+    "ssm",
+    "mamba",
+    "conv",
+    "linear_",
+    "state",
+    "recurren",
+    "lora_rank",
+    "compress",
+    "retention",
+    "memory",
+)
+# Keys of encoders and encoder-decoders: without a row in the table nothing says how they are built.
+_NOT_DECODERS = (
+    "encoder_layers",
+    "type_vocab_size",
+    "encoder_attention_heads",
+    "num_decoder_layers",
+)
+
+
+def _refuse(text: Section) -> None:
+    """Raise for an unknown family with a key that makes a plain decoder a wrong reading."""
+    values = text.values
+    if values.get("is_encoder_decoder") is True:
+        raise UnsupportedModel(
+            "an encoder-decoder of an unknown kind", file=text.reading.file, field="model_type"
+        )
+    for key in text.unread():
+        name = key.rpartition(".")[2]
+        if not values.get(name):
+            continue
+        if name in _NOT_DECODERS:
+            raise UnsupportedModel(
+                "an encoder of an unknown kind", file=text.reading.file, field=key
+            )
+        if any(hint in name.lower() for hint in _HINTS):
+            raise UnsupportedModel(
+                f"{show(values[name])} in a configuration of an unknown kind",
+                file=text.reading.file,
+                field=key,
+                expected="a kind of model whose cache is understood",
+            )
+
+
+def _family_sizes(text: Section, family: Family, hidden_size: int) -> tuple[tuple[str, int], ...]:
+    sizes = [(k, text.integer(k, maximum=MAX_WIDTH)) for k in family.sizes]
+    if family.positions == "disentangled":
+        sizes += read_disentangled(text, hidden_size)
+    return tuple(sizes)
+
+
+def _token_types(text: Section, family: Family) -> int:
+    if not family.token_types:
+        return 0
+    return text.integer("type_vocab_size", 2, why="default: 2", minimum=0, maximum=1 << 16)
+
+
+def _final_norm(text: Section, family: Family) -> bool:
+    """OPT-350m normalises after each part instead of at the end."""
+    if text.knows("do_layer_norm_before"):
+        return text.boolean("do_layer_norm_before", True, why="default: true")
+    return family.final_norm
+
+
+def _embedding_scale(text: Section, family: Family, hidden_size: int) -> float:
+    if family.embedding_scale == "sqrt":
+        return float(hidden_size**0.5)
+    if family.embedding_scale == "mup":  # AFMoE
+        return float(hidden_size**0.5) if text.boolean("mup_enabled", False) else 1.0
+    if family.embedding_scale == "key":  # Granite, MiniCPM
+        for key in ("embedding_multiplier", "scale_emb"):
+            if text.has(key):
+                return text.number(key, minimum=-1e9, maximum=1e9)
+    return 1.0
+
+
+def _per_layer_input(text: Section) -> tuple[int, int] | None:
+    """Gemma-3n and -4: a second embedding table, one slice of it per layer."""
+    width = text.optional_integer("hidden_size_per_layer_input", minimum=0, maximum=MAX_WIDTH)
+    if not width:
+        text.ignore("vocab_size_per_layer_input")
+        return None
+    return text.integer("vocab_size_per_layer_input", maximum=MAX_VOCAB), width
+
+
+_MASKED_HEADS = ("ForMaskedLM", "ForCausalLM", "LMHead", "ForPreTraining")
+_NO_HEAD = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "EncoderModel")
+
+
+def _has_lm_head(found: _Found) -> bool:
+    """Whether the checkpoint's class has an output head; a bare …Model has none."""
+    name, family = found.architecture, found.family
+    if name.endswith(_NO_HEAD):
+        return False
+    if family.masked_lm:
+        if not name:
+            return found.text.reading.decide(
+                "architectures",
+                "absent, so whether there is an output head is not said",
+                likely=False,
+                low=False,
+                high=True,
+                widens=("weights",),
+            )
+        return any(word in name for word in _MASKED_HEADS)
+    bare = name.endswith("Model") and not any(
+        word in name for word in ("LMHead", "ChatGLM", "MTModel")
+    )
+    return not (bare and not found.around)
+
+
+def _norm(text: Section, family: Family) -> Norm:
+    place = family.place
+    if text.knows("do_layer_norm_before") and not text.boolean("do_layer_norm_before", True):
+        place = "post"  # OPT-350m
+    if family.parallel_if is not None and text.boolean(family.parallel_if, False):
+        place = "parallel"
+    return Norm(
+        kind=family.norm,
+        eps=text.number("norm_eps", 1e-6, why="default: 1e-6", maximum=1.0),
+        place=place,
+        bias=fact(text, family.norm_bias, "norm_bias", likely=False, widens="weights"),
+        unit_offset=fact(text, family.unit_offset, "unit_offset", likely=False, widens="flops"),
+        affine=family.affine and _norm_has_weights(text),
+        beside=place == "parallel" and _norms_beside(text),
+    )
+
+
+def _norms_beside(text: Section) -> bool:
+    """Falcon's num_ln_in_parallel_attn; two by default in the new decoder (40B, not 11B)."""
+    if not text.knows("new_decoder_architecture"):
+        return False
+    stated = text.optional_integer("num_ln_in_parallel_attn", maximum=2)
+    new = text.boolean("new_decoder_architecture", False, why="default: false")
+    return stated == 2 or (stated is None and new)
+
+
+def _norm_has_weights(text: Section) -> bool:
+    return text.boolean("layer_norm_elementwise_affine", True, why="default: true")
+
+
+def _tied(found: _Found) -> bool:
+    """tie_word_embeddings; the outermost value wins, as in transformers."""
+    for section in (*found.around, found.text):
+        if section.has("tie_word_embeddings"):
+            value = section.boolean("tie_word_embeddings")
+            for other in (*found.around, found.text):
+                other.ignore("tie_word_embeddings")
+            return value
+    if found.family.name == "generic" and not found.text.knows("tie_word_embeddings"):
+        # Code outside the library inherits its default, which was true and is now false.
+        return found.text.reading.decide(
+            "tie_word_embeddings",
+            "absent",
+            likely=False,
+            low=True,
+            high=False,
+            widens=("weights",),
+        )
+    return found.text.boolean("tie_word_embeddings", False, why="default: false")
+
+
+def _dtype(found: _Found) -> str:
+    for section in (found.text, *reversed(found.around)):
+        if section.has("dtype"):
+            name = section.text("dtype").removeprefix("torch.")
+            name = DTYPE_NAMES.get(name, name)
+            if name not in DTYPES:
+                raise section.error("dtype", name, "one of " + ", ".join(sorted(DTYPES)))
+            for other in (*found.around, found.text):
+                other.ignore("dtype", "torch_dtype")
+            return name
+    reading = found.text.reading
+    if found.family.dtype is not None:
+        reading.source("dtype", found.family.dtype, f"default: the family {found.family.name}")
+        return found.family.dtype
+    return reading.decide(
+        "dtype",
+        "absent",
+        likely="bfloat16",
+        low="bfloat16",
+        high="float32",
+        widens=("weights", "kv", "state"),
+    )
+
+
+def _quantization(
+    config: Mapping[str, object],
+    found: _Found,
+    side_file: Mapping[str, object] | None,
+    file: str,
+) -> Quantization | None:
+    for section in (*found.around, found.text):
+        section.ignore("quantization_config", "compression_config", "expert_dtype")
+    quantization = read_quantization(config, side_file, file=file)
+    doubt = doubt_of(quantization, config, side_file, file=file)
+    if doubt is None:
+        return quantization
+    return found.text.reading.decide(
+        doubt.field,
+        doubt.found,
+        likely=doubt.likely,
+        low=doubt.low,
+        high=doubt.high,
+        widens=("weights",),
+    )

@@ -1,0 +1,1 @@
+"""The family table: what no configuration key tells of a model type."""

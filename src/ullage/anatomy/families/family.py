@@ -1,0 +1,105 @@
+"""What a row of the family table can say: `Family`, the facts that no configuration key tells.
+
+Holds the shape of a row. The rows are in `table.py`; the readers that use them are `config/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+# True or False where the code of the family fixes it; a string names the boolean key that says it
+# ("not key" turns it round); None means that nobody knows (an unknown family).
+Fact = bool | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row. `base` is the transformers model type whose config class gives absent keys.
+
+    `windows`: which layers a `sliding_window` limits when no `layer_types` says so
+    (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
+    pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
+    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say).
+    `last_full`: the last layer has full attention whatever layer_types says.
+    `shared_gate`: the shared expert has a one-row gate.
+    `dtype` is what the family's checkpoints hold when the configuration names none.
+    `parallel_if` names the key that puts attention and MLP side by side. `mamba` is the version of
+    the family's Mamba layers. `flatten` lists nested objects whose keys belong to the whole.
+    `width_rule`: the MLP's width is the key's number, half of it, expansion_ratio × hidden_size, or
+    two thirds of it rounded up (LFM2). `masked_lm` says that only classes named ForMaskedLM have an
+    output head.
+    `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
+    that change nothing in this family. `extra` adds defaults for keys that the class does not have.
+    `sizes`: keys whose numbers only tensors of this family's own depend on.
+    """
+
+    name: str
+    base: str | None = None
+    kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
+    norm: Literal["rms", "layer"] = "rms"
+    place: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    parallel_if: str | None = None
+    norm_bias: Fact = False
+    unit_offset: Fact = False
+    affine: bool = True
+    final_norm: bool = True
+    positions: Literal[
+        "rope", "learned", "sinusoidal", "alibi", "relative", "disentangled", "none"
+    ] = "rope"
+    position_offset: int = 0
+    stored_positions: bool = True
+    ignored: tuple[str, ...] = ()
+    last_full: bool = False
+    mixer: Literal["attention", "latent", "compressed"] | None = "attention"
+    linear: Literal["gated_delta_net", "kda", "lightning", "rg_lru", "mamba"] | None = None
+    mamba: Literal[1, 2] = 2
+    mamba_norm: Fact = False
+    flatten: tuple[str, ...] = ()
+    q_bias: Fact = "attention_bias"
+    kv_bias: Fact = "attention_bias"
+    o_bias: Fact = "attention_bias"
+    qk_norm: Literal["head", "layer"] | None = None
+    qk_norm_if: str | None = None
+    v_norm: bool = False
+    sinks: bool = False
+    output_gate: Literal["element", "head"] | None = None
+    output_gate_if: str | None = None
+    windows: Literal["never", "all", "top", "even", "every", "every_first"] = "never"
+    window_if: str | None = None
+    pattern: int = 1
+    nope: Literal["full", "keys", "all", "if_nope"] | None = None
+    rope_interleaved: Fact = False
+    gated: Fact = True
+    activation: str | None = None
+    mlp_bias: Fact = "mlp_bias"
+    expert_bias: bool = False
+    router_bias: bool = False
+    score_bias: Fact = False
+    shared_gate: bool = False
+    dense_width: str = "intermediate_size"
+    width_rule: Literal["plain", "half", "expansion", "rounded"] = "plain"
+    expert_width: str = "moe_intermediate_size"
+    embedding_norm: bool = False
+    embedding_scale: Literal["sqrt", "key", "mup"] | None = None
+    lm_head_bias: Fact = False
+    token_types: bool = False
+    masked_lm: bool = False
+    cross_attention: bool = False
+    soft_cap_key: str = "attn_logit_softcapping"
+    plan: str | None = None
+    dtype: str | None = None
+    sizes: tuple[str, ...] = ()
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+GENERIC = Family(
+    "generic",
+    q_bias=None,
+    kv_bias=None,
+    o_bias=None,
+    gated=None,
+    mlp_bias=None,
+    mixer=None,
+)

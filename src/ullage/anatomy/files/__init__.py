@@ -1,0 +1,1 @@
+"""Files of weights → tensors: safetensors headers, shard indexes, pickles by opcode."""

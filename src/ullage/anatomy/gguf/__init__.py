@@ -1,0 +1,1 @@
+"""GGUF: its header, its metadata as a configuration, its tensor names."""

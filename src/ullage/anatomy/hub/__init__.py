@@ -1,0 +1,1 @@
+"""MODEL as people type it → a path, the hub's cache, or headers fetched from a hub."""

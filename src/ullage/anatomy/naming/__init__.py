@@ -1,0 +1,1 @@
+"""The names of tensors, family by family, as data."""

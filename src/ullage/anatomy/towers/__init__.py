@@ -1,0 +1,1 @@
+"""Vision and audio towers in front of a text model."""
