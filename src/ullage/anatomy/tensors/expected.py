@@ -12,8 +12,9 @@ from functools import lru_cache
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.naming.row import ExpertLayout
 from ullage.anatomy.spec import ModelSpec, Tower
-from ullage.anatomy.tensors.stack import Stack
+from ullage.anatomy.tensors import stack
 from ullage.anatomy.tensors.tensor import Role, Shard, TensorSpec
+from ullage.anatomy.tensors.writer import Writer
 
 __all__ = ["ExpertLayout", "Role", "Shard", "TensorSpec", "expected_tensors"]
 
@@ -36,21 +37,21 @@ def expected_tensors(
     if experts is not None:
         naming = replace(naming, experts=experts)
     tensors: list[TensorSpec] = []
-    decoder = Stack(
+    decoder = Writer(
         spec, naming, tensors.append, "encoder" if spec.kind == "encoder" else "decoder"
     )
     if spec.encoder_layers:
         names = naming_for(naming.encoder or "") if naming.encoder else naming
-        encoder = Stack(spec, names, tensors.append, "encoder")
+        encoder = Writer(spec, names, tensors.append, "encoder")
         encoder.extras("model", encoder.sizes())
-        encoder.positions(spec.encoder_positions)
-        encoder.layers(spec.encoder_layers)
-        encoder.final_norm()
-    decoder.embeddings()
-    decoder.layers(spec.layers)
-    decoder.final_norm()
-    decoder.head()
-    Stack(spec, naming, tensors.append, "mtp").mtp_layers()
+        stack.positions(encoder, spec.encoder_positions)
+        stack.layers(encoder, spec.encoder_layers)
+        stack.final_norm(encoder)
+    stack.embeddings(decoder)
+    stack.layers(decoder, spec.layers)
+    stack.final_norm(decoder)
+    stack.head(decoder)
+    stack.mtp_layers(Writer(spec, naming, tensors.append, "mtp"))
     tensors += [
         _tower(number, tower, whole=naming.towers_whole)
         for number, tower in enumerate(spec.towers)

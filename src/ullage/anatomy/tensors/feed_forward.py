@@ -1,78 +1,73 @@
 """The tensors of dense feed-forwards and of mixtures of experts, in every layout on disk.
 
-Functions that write into a `Stack`; which layout a family uses is in `naming/rows.py`.
+Functions that write into a `Writer`; which layout a family uses is in `naming/rows.py`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ullage.anatomy.spec import Dense, Experts, FeedForward, LinearFeedForward, NoFeedForward
 from ullage.anatomy.tensors.tensor import Role
-
-if TYPE_CHECKING:
-    from ullage.anatomy.tensors.stack import Stack
-
+from ullage.anatomy.tensors.writer import Writer
 
 # --- feed-forward ----------------------------------------------------------------------------
 
 
-def feed_forward(s: Stack, ff: FeedForward) -> None:
+def feed_forward(w: Writer, ff: FeedForward) -> None:
     match ff:
         case Dense():
-            dense(s, ff)
+            dense(w, ff)
         case Experts():
-            experts(s, ff)
+            experts(w, ff)
         case LinearFeedForward():
-            s.linear(s.paths["mlp"], s.spec.hidden_size, s.spec.hidden_size, "up",
+            w.linear(w.paths["mlp"], w.spec.hidden_size, w.spec.hidden_size, "up",
                         "replicated", bias=ff.bias)  # fmt: skip
         case NoFeedForward():
             pass
 
 
-def dense(s: Stack, ff: Dense, slot: str = "") -> None:
-    hidden, width, paths = s.spec.hidden_size, ff.intermediate, s.paths
+def dense(w: Writer, ff: Dense, slot: str = "") -> None:
+    hidden, width, paths = w.spec.hidden_size, ff.intermediate, w.paths
     if ff.gated and f"{slot}gate_up" in paths:
-        s.linear(paths[f"{slot}gate_up"], 2 * width, hidden, "gate_up", "column", bias=ff.bias)
+        w.linear(paths[f"{slot}gate_up"], 2 * width, hidden, "gate_up", "column", bias=ff.bias)
     else:
         if ff.gated:
-            s.linear(paths[f"{slot}gate"], width, hidden, "gate", "column", bias=ff.bias)
+            w.linear(paths[f"{slot}gate"], width, hidden, "gate", "column", bias=ff.bias)
         up = paths[f"{slot}up"]
         if not ff.gated:
             up = paths.get(f"{slot}up_plain", up)
-        s.linear(up, width, hidden, "up", "column", bias=ff.bias)
-    s.linear(paths[f"{slot}down"], hidden, width, "down", "row", bias=ff.bias)
+        w.linear(up, width, hidden, "up", "column", bias=ff.bias)
+    w.linear(paths[f"{slot}down"], hidden, width, "down", "row", bias=ff.bias)
 
 
-def experts(s: Stack, ff: Experts) -> None:
-    hidden, paths, num = s.spec.hidden_size, s.paths, ff.num_experts
+def experts(w: Writer, ff: Experts) -> None:
+    hidden, paths, num = w.spec.hidden_size, w.paths, ff.num_experts
     routed = num + ff.zero_experts
-    s.linear(paths["router"], routed, hidden, "router", "replicated", bias=ff.router_bias,
-             held_dtype=s.naming.router_held)  # fmt: skip
+    w.linear(paths["router"], routed, hidden, "router", "replicated", bias=ff.router_bias,
+             held_dtype=w.naming.router_held)  # fmt: skip
     if ff.hash_routed:
-        s.tensor(paths["hash_table"], (s.spec.vocab_size, ff.top_k), "hash_table",
+        w.tensor(paths["hash_table"], (w.spec.vocab_size, ff.top_k), "hash_table",
                     suffix="", dtype="int64")  # fmt: skip
     if ff.score_correction_bias:
         path = paths["router_bias"]
         suffix = ".bias" if path.endswith(".bias") else ""
-        shape = (1, routed) if s.naming.router_bias_row else (routed,)
-        s.tensor(path.removesuffix(".bias"), shape, "bias", suffix=suffix, dtype="float32")
+        shape = (1, routed) if w.naming.router_bias_row else (routed,)
+        w.tensor(path.removesuffix(".bias"), shape, "bias", suffix=suffix, dtype="float32")
     width = ff.latent or hidden
     if ff.latent:
-        s.linear(paths["latent_in"], width, hidden, "latent", "replicated")
-    if s.naming.experts == "each":
-        each_expert(s, ff, width)
+        w.linear(paths["latent_in"], width, hidden, "latent", "replicated")
+    if w.naming.experts == "each":
+        each_expert(w, ff, width)
     else:
-        stacked_experts(s, ff, width)
+        stacked_experts(w, ff, width)
     if ff.latent:
-        s.linear(paths["latent_out"], hidden, width, "latent", "replicated")
+        w.linear(paths["latent_out"], hidden, width, "latent", "replicated")
     if ff.shared_intermediate:
-        shared_expert(s, ff)
-    s.extras("experts", s.sizes(num))
+        shared_expert(w, ff)
+    w.extras("experts", w.sizes(num))
 
 
-def each_expert(s: Stack, ff: Experts, width: int) -> None:
-    paths, inner = s.paths, ff.intermediate
+def each_expert(w: Writer, ff: Experts, width: int) -> None:
+    paths, inner = w.paths, ff.intermediate
     parts: list[tuple[str, tuple[int, int], Role, int]] = [
         (paths["e_up"], (inner, width), "expert_up", 0),
         (paths["e_down"], (width, inner), "expert_down", 1),
@@ -80,15 +75,15 @@ def each_expert(s: Stack, ff: Experts, width: int) -> None:
     if ff.gated:
         parts.insert(0, (paths["e_gate"], (inner, width), "expert_gate", 0))
     for path, shape, role, cut in parts:
-        s.tensor(path, shape, role, "expert", cut=cut, count=ff.num_experts,
+        w.tensor(path, shape, role, "expert", cut=cut, count=ff.num_experts,
                     quantizable=True, in_dim=1)  # fmt: skip
         if ff.bias:
-            s.tensor(path, (shape[0],), "expert_bias", "expert", suffix=".bias",
+            w.tensor(path, (shape[0],), "expert_bias", "expert", suffix=".bias",
                         cut=0 if cut == 0 else None, count=ff.num_experts)  # fmt: skip
 
 
-def stacked_experts(s: Stack, ff: Experts, width: int) -> None:
-    paths, num, inner, layout = s.paths, ff.num_experts, ff.intermediate, s.naming.experts
+def stacked_experts(w: Writer, ff: Experts, width: int) -> None:
+    paths, num, inner, layout = w.paths, ff.num_experts, ff.intermediate, w.naming.experts
     parts: list[tuple[str, int, int, Role, bool]] = []  # path, out, in, role, cut along out
     if not ff.gated:
         parts.append((paths["e_all_up"], inner, width, "expert_up", True))
@@ -101,25 +96,25 @@ def stacked_experts(s: Stack, ff: Experts, width: int) -> None:
     in_out = layout == "stacked_in_out"
     for path, rows, columns, role, along_out in parts:
         shape = (num, columns, rows) if in_out else (num, rows, columns)
-        s.tensor(path, shape, role, "expert", suffix=paths["stacked_suffix"],
+        w.tensor(path, shape, role, "expert", suffix=paths["stacked_suffix"],
                     cut=1 if along_out != in_out else 2, quantizable=True,
                     in_dim=1 if in_out else 2, num_experts=num)  # fmt: skip
         if ff.bias:
-            s.tensor(path, (num, rows), "expert_bias", "expert", num_experts=num,
+            w.tensor(path, (num, rows), "expert_bias", "expert", num_experts=num,
                         suffix=paths["stacked_bias"], cut=1 if along_out else None)  # fmt: skip
 
 
-def shared_expert(s: Stack, ff: Experts) -> None:
-    hidden, width, paths = s.spec.hidden_size, ff.shared_intermediate, s.paths
-    whole = s.naming.sequence_parallel
+def shared_expert(w: Writer, ff: Experts) -> None:
+    hidden, width, paths = w.spec.hidden_size, ff.shared_intermediate, w.paths
+    whole = w.naming.sequence_parallel
     if ff.gated and "s_gate_up" in paths:
-        s.linear(
+        w.linear(
             paths["s_gate_up"], 2 * width, hidden, "shared_gate_up", "column", sequence_whole=whole
         )
     else:
         if ff.gated:
-            s.linear(paths["s_gate"], width, hidden, "shared_gate", "column", sequence_whole=whole)
-        s.linear(paths["s_up"], width, hidden, "shared_up", "column", sequence_whole=whole)
-    s.linear(paths["s_down"], hidden, width, "shared_down", "row", sequence_whole=whole)
+            w.linear(paths["s_gate"], width, hidden, "shared_gate", "column", sequence_whole=whole)
+        w.linear(paths["s_up"], width, hidden, "shared_up", "column", sequence_whole=whole)
+    w.linear(paths["s_down"], hidden, width, "shared_down", "row", sequence_whole=whole)
     if ff.shared_gate:
-        s.linear(paths["shared_gate"], 1, hidden, "shared_router", "replicated")
+        w.linear(paths["shared_gate"], 1, hidden, "shared_router", "replicated")
