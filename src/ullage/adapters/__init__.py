@@ -1,0 +1,1 @@
+"""LoRA adapters: what one is, and what an engine makes of it."""
