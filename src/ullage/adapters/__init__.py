@@ -1,1 +1,1 @@
-"""LoRA adapters: what one is, and what an engine makes of it."""
+"""LoRA adapters: what one holds, what an engine makes of it, and how to repair it."""
