@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ullage.anatomy.files.index import read_checkpoint
-from ullage.deep import scan as scan_module
+from ullage.deep import windows as windows_module
 from ullage.deep.formats import FLOATS
 from ullage.deep.names import is_scale
 from ullage.deep.readings import DeepScan, TensorReading
@@ -162,8 +162,8 @@ def test_chunks_change_nothing(tmp_path: Path, monkeypatch, chunk_bytes: int) ->
         },
     )
     usual = scanned(file, jobs=1)
-    monkeypatch.setattr(scan_module, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(scan_module, "WINDOW_BYTES", chunk_bytes * 3)
+    monkeypatch.setattr(windows_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(windows_module, "WINDOW_BYTES", chunk_bytes * 3)
     cut = scanned(file, jobs=3)
     assert cut.tensors == usual.tensors
     assert usual.tensors[1].rows.duplicates == 2 and usual.tensors[1].first_bad == 260 * 20 + 4
@@ -176,8 +176,8 @@ def test_chunks_change_nothing(tmp_path: Path, monkeypatch, chunk_bytes: int) ->
 
 
 def test_a_row_longer_than_a_chunk_is_cut(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(scan_module, "MAX_ROW_BYTES", 8192)
-    monkeypatch.setattr(scan_module, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(windows_module, "MAX_ROW_BYTES", 8192)
+    monkeypatch.setattr(windows_module, "CHUNK_BYTES", 4096)
     values = np.random.default_rng(5).standard_normal((2, 10_000)).astype(np.float32)
     values[1, 9_000] = np.nan
     file = write_tensors(tmp_path / "m.safetensors", {"t": ("F32", (2, 10_000), values.tobytes())})

@@ -52,8 +52,8 @@ class TensorSum:
         self.left -= num_bytes
         return self.left == 0
 
-    def reading(self, descriptor: int) -> TensorReading:
-        """What all chunks say. `descriptor` is of the tensor's file, to compare equal hashes."""
+    def reading(self) -> TensorReading:
+        """What all chunks say; rows with equal hashes are read again and compared."""
         tensor, layout = self.tensor, self.layout
         ordered = [(offset, *self.chunks[offset]) for offset in sorted(self.chunks)]
         parts = [part for _, _, part in ordered]
@@ -74,7 +74,7 @@ class TensorSum:
             first_bad=self._first_bad(ordered),
             largest=_top(parts, tensor.dtype) if floats else None,
             all_zero=None if None in known or not known else not any(known),
-            rows=self._rows(parts, sums, descriptor),
+            rows=self._rows(parts, sums),
             vector=_vector(parts) if layout.is_vector and floats else None,
             channels=self._channels(),
             blocks=_blocks(parts, tensor.dtype) if layout.reading == "blocks" else None,
@@ -87,9 +87,7 @@ class TensorSum:
                 return (offset - self.tensor.start) // size + part.first_bad
         return None
 
-    def _rows(
-        self, parts: list[ChunkReading], hashes: npt.NDArray[np.uint64], descriptor: int
-    ) -> RowReading | None:
+    def _rows(self, parts: list[ChunkReading], hashes: npt.NDArray[np.uint64]) -> RowReading | None:
         if not self.layout.compares_rows:
             return None
         if all(part.row_is_zero is None for part in parts):
@@ -109,25 +107,25 @@ class TensorSum:
         rows = np.flatnonzero(~zero)
         rows = rows[np.argsort(hashes[rows], kind="stable")]
         equal = hashes[rows[1:]] == hashes[rows[:-1]]
-        duplicates = self._compare(rows, equal, descriptor)
+        duplicates = self._compare(rows, equal)
         return RowReading(len(hashes), int(np.count_nonzero(zero)), duplicates)
 
-    def _compare(
-        self, rows: npt.NDArray[np.intp], equal: npt.NDArray[np.bool_], descriptor: int
-    ) -> int:
+    def _compare(self, rows: npt.NDArray[np.intp], equal: npt.NDArray[np.bool_]) -> int:
         """How many of `rows`, in order of their hashes, hold the bytes of an earlier one."""
         if not equal.any():
             return 0
         size, start, total = self.layout.row_bytes, self.tensor.start, 0
         seen: set[bytes] = set()
         previous = -1
-        for position in np.flatnonzero(equal).tolist():
-            if position != previous + 1 or not seen:
-                seen = {os.pread(descriptor, size, start + int(rows[position]) * size)}
-            row = os.pread(descriptor, size, start + int(rows[position + 1]) * size)
-            total += row in seen
-            seen.add(row)
-            previous = position
+        with open_regular(Path(self.tensor.file)) as (stream, _):
+            descriptor = stream.fileno()
+            for position in np.flatnonzero(equal).tolist():
+                if position != previous + 1 or not seen:
+                    seen = {os.pread(descriptor, size, start + int(rows[position]) * size)}
+                row = os.pread(descriptor, size, start + int(rows[position + 1]) * size)
+                total += row in seen
+                seen.add(row)
+                previous = position
         return total
 
     def _channels(self) -> ChannelReading | None:
