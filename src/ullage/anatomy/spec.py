@@ -77,6 +77,10 @@ class Attention:
     `qk_norm`: per head over head_dim, or over the whole projection.
     `sparse_index`: an indexer beside plain GQA that picks keys (MiniMax-M3).
     `q_lora_rank`: queries come through a normed middle of this width (Step-3); None: straight.
+    `kv_shared_from` −1: KV is another model's (a draft that reads its target's), stored nowhere
+    here. `input_size`: what Q, K and V read where it is not hidden_size (Zamba reads the embedding
+    beside the hidden state). `query_sets`: Q and O are picked per token among this many sets, whose
+    chosen ones together have num_heads heads (JetMoe); 0: one set.
     """
 
     num_heads: int
@@ -100,6 +104,8 @@ class Attention:
     rope: Rope | None = None
     sparse_index: Indexer | None = None
     q_lora_rank: int | None = None
+    input_size: int | None = None
+    query_sets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +193,8 @@ class LinearAttention:
     State per sequence: [num_v_heads, k_head_dim, v_head_dim]; convolution tails over
     2·num_k_heads·k_head_dim + num_v_heads·v_head_dim channels (none when d_conv is 0).
     rg_lru is RecurrentGemma's recurrence: one number per channel, so num_k_heads 0, k_head_dim 1
-    and num_v_heads·v_head_dim channels.
+    and num_v_heads·v_head_dim channels. `full_gates`: KDA's decay (f) and output gate (g) are
+    whole matrices instead of pairs of low rank.
     """
 
     kind: Literal["gated_delta_net", "kda", "lightning", "rg_lru"]
@@ -197,6 +204,7 @@ class LinearAttention:
     v_head_dim: int
     d_conv: int = 0
     state_dtype: str | None = None
+    full_gates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +268,7 @@ class Experts:
     one-row `shared_gate` when set. `latent` is the width that routed experts work in when it is
     not hidden_size (Nemotron-3 Super and Ultra). `hash_routed`: the router is a table by token id.
     `zero_experts` the router may choose too; they have no weights (LongCat-Flash).
+    `router_width`: the router reads a middle of this width instead of hidden_size (Zaya).
     """
 
     num_experts: int
@@ -276,6 +285,7 @@ class Experts:
     hash_routed: bool = False
     num_groups: int = 1
     zero_experts: int = 0
+    router_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +310,8 @@ class LayerSpec:
     `parallel_dense` is a dense MLP that runs beside the experts on the same input with norms of
     its own (Gemma-4); shared experts are not that, they lie inside `Experts`. `weights_from` is the
     earlier layer whose weights this one runs again (ALBERT): it stores none, but caches its own.
+    `conv_tail` counts the numbers that short convolutions around the mixer and the feed-forward
+    keep per sequence, beside the mixer's own state (Inkling, Zaya).
     """
 
     index: int
@@ -308,6 +320,7 @@ class LayerSpec:
     cross_attention: Attention | None = None
     parallel_dense: Dense | None = None
     weights_from: int | None = None
+    conv_tail: int = 0
 
 
 # --- towers, quantisation, the whole -------------------------------------------------------------
@@ -385,7 +398,8 @@ class ModelSpec:
     `kind` decoder, encoder or encoder-decoder; `encoder_layers` is the other stack of an
     encoder-decoder. `mtp_layers` are multi-token-prediction layers, off unless asked for.
     `family` is the row of the family table that was used, "generic" when none fits.
-    `dtype` is what unquantised weights are stored in.
+    `dtype` is what unquantised weights are stored in. `judges` says what a classifying head that
+    stands in for the output head looks at, with `num_labels` outputs.
     `family_sizes` are (configuration key, size) pairs that only tensors of this family depend on.
     """
 
@@ -411,6 +425,8 @@ class ModelSpec:
     embedding_scale: float = 1.0
     lm_head: bool = True
     lm_head_bias: bool = False
+    judges: Literal["sequence", "token", "question"] | None = None
+    num_labels: int = 0
     logit_soft_cap: float | None = None
     residual_streams: int = 1
     per_layer_input: tuple[int, int] | None = None

@@ -116,6 +116,9 @@ def layer_kv(
         _mixer_kv(m, layer.index, parallel, kv_cache_dtype, dtype) for m in mixer_parts(layer.mixer)
     ]
     kept = parts[0]
+    if layer.conv_tail:  # channels are cut like the heads that they belong to
+        tail = -(-layer.conv_tail // parallel.tensor) * element_bytes("auto", dtype)
+        parts.append(LayerKV(layer.index, state_bytes=tail))
     for other in parts[1:]:
         assert not (kept.ratio > 1 or other.ratio > 1), "parallel mixers are not compressed"
         kept = LayerKV(
@@ -201,13 +204,14 @@ def layers_kv(
     dtype: str | None = None,
 ) -> tuple[LayerKV, ...]:
     """Every layer of the generating stack, multi-token prediction off; cached by equal mixers."""
-    memo: dict[Mixer, LayerKV] = {}
+    memo: dict[tuple[Mixer, int], LayerKV] = {}
     rows = []
     for layer in spec.layers:
-        row = memo.get(layer.mixer)
+        key = (layer.mixer, layer.conv_tail)
+        row = memo.get(key)
         if row is None:
             row = layer_kv(layer, parallel, kv_cache_dtype, dtype or compute_dtype(spec.dtype))
-            memo[layer.mixer] = row
+            memo[key] = row
         rows.append(replace(_growing(row, spec.max_positions), index=layer.index))
     return tuple(rows)
 

@@ -52,15 +52,16 @@ def mixer_operators(mixer: Mixer, hidden: int, step: Step, ranks: int) -> Iterat
 def _attention(a: Attention, hidden: int, step: Step, ranks: int) -> Iterator[Operator]:
     n = step.num_tokens
     heads, kv_heads = share(a.num_heads, ranks), share(a.num_kv_heads, ranks)
+    seen = a.input_size or hidden
     gate = {"element": heads * a.head_dim, "head": heads, None: 0}[a.output_gate]
     if a.q_lora_rank is None:
-        yield matmul("q", n, hidden, heads * a.head_dim + gate, "projection")
+        yield matmul("q", n, seen, heads * a.head_dim + gate, "projection")
     else:
-        yield matmul("q_a", n, hidden, a.q_lora_rank, "projection")
+        yield matmul("q_a", n, seen, a.q_lora_rank, "projection")
         yield matmul("q_b", n, a.q_lora_rank, heads * a.head_dim, "projection")
     if a.kv_shared_from is None:
         width = kv_heads * (a.head_dim + (0 if a.k_eq_v else a.v_head_dim))
-        yield matmul("kv", n, hidden, width, "projection")
+        yield matmul("kv", n, seen, width, "projection")
     limits = {"window": a.window, "chunk": a.chunk}
     pairs = visible_pairs(step.new_tokens, step.context, causal=a.causal, **limits)
     keys = visible_keys(step.new_tokens, step.context, **limits)
@@ -256,12 +257,14 @@ def _linear_attention(
     k_width, v_width = k_heads * a.k_head_dim, v_heads * a.v_head_dim
     yield matmul("qkv", n, hidden, 2 * k_width + v_width, "projection")
     if a.kind == "kda":
-        # Two low-rank pairs of matrices: the decay per key channel and the output gate.
-        yield matmul("f_a", n, hidden, a.k_head_dim, "projection")
-        yield matmul("f_b", n, a.k_head_dim, k_width, "projection")
+        # The decay per key channel and the output gate: low-rank pairs, or whole matrices.
         yield matmul("beta", n, hidden, v_heads, "projection")
-        yield matmul("g_a", n, hidden, a.v_head_dim, "projection")
-        yield matmul("g_b", n, a.v_head_dim, v_width, "projection")
+        for name, rank, width in (("f", a.k_head_dim, k_width), ("g", a.v_head_dim, v_width)):
+            if a.full_gates:
+                yield matmul(name, n, hidden, width, "projection")
+                continue
+            yield matmul(f"{name}_a", n, hidden, rank, "projection")
+            yield matmul(f"{name}_b", n, rank, width, "projection")
     else:
         yield matmul("gate", n, hidden, v_width, "projection")
     if a.kind == "gated_delta_net":

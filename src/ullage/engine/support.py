@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec
 from ullage.engine.rope import unsupported_rope
 from ullage.errors import UnsupportedModel
@@ -46,7 +47,17 @@ ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
     "k_eq_v": (False,),
     "sparse_index": (None,),
     "q_lora_rank": (None,),
+    "input_size": (None,),
+    "query_sets": (0,),
 }
+LAYER_FIELDS: Mapping[str, tuple[object, ...]] = {
+    "cross_attention": (None,),
+    "parallel_dense": (None,),
+    "weights_from": (None,),
+    "conv_tail": (0,),
+}
+# Where a family's own tensors would change what a layer computes.
+_LAYER_SCOPES = ("model", "layer", "run", "attention", "dense")
 DENSE_FIELDS: Mapping[str, tuple[object, ...]] = {
     "activation": ("silu", "swish", "gelu", "gelu_pytorch_tanh"),
     "gated": (True,),
@@ -64,6 +75,14 @@ def require_supported(spec: ModelSpec, max_model_len: int) -> None:
         raise _refusal("positions.kind", spec.positions.kind, ("rope",))
     if spec.quantization is not None and spec.quantization.method != "gguf":
         raise _refusal("quantization.method", spec.quantization.method, (None, "gguf"))
+    naming = naming_for(spec.architecture, spec.model_type, spec.family)
+    own = [e.path for e in naming.extras if e.scope in _LAYER_SCOPES]
+    if own:
+        raise UnsupportedModel(
+            f"{own[0]} is not run by the embedded engine",
+            field="family",
+            expected="a family without tensors of its own",
+        )
     if spec.embedding_size not in (None, spec.hidden_size):
         raise _refusal("embedding_size", spec.embedding_size, (spec.hidden_size,))
     for layer in spec.layers:
@@ -107,9 +126,7 @@ def _require_layer(layer: LayerSpec, max_model_len: int) -> None:
     if not isinstance(feed_forward, Dense):
         raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense",))
     _require(feed_forward, DENSE_FIELDS, where + "feed_forward.")
-    for field in ("cross_attention", "parallel_dense"):
-        if getattr(layer, field) is not None:
-            raise _refusal(where + field, "one", (None,))
+    _require(layer, LAYER_FIELDS, where)
 
 
 def _require(part: object, fields: Mapping[str, tuple[object, ...]], where: str) -> None:

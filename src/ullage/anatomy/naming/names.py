@@ -31,8 +31,11 @@ class Naming:
     embed_extra: int
     relative_everywhere: bool
     towers_whole: bool
+    hyper_mixed: bool
+    parts: tuple[tuple[str, str], ...]
     extras: tuple[Extra, ...]
     encoder: str | None
+    own_head: bool
     mtp: str | None
     mtp_from_end: bool
 
@@ -63,7 +66,7 @@ def _resolve(key: str, *, known: bool) -> Naming:
         fill(slot)
     return Naming(
         key=key,
-        known=known,
+        known=known and not row.unnamed,
         paths=paths,
         experts=row.experts or "each",
         transposed=bool(row.transposed),
@@ -78,10 +81,13 @@ def _resolve(key: str, *, known: bool) -> Naming:
         embed_extra=row.embed_extra or 0,
         relative_everywhere=bool(row.relative_everywhere),
         towers_whole=bool(row.towers_whole),
+        hyper_mixed=row.hyper_mixed is not False,
+        parts=row.parts or (),
         extras=tuple(
             replace(extra, path=extra.path.replace("{root}", paths["root"])) for extra in row.extras
         ),
         encoder=row.encoder,
+        own_head=bool(row.own_head),
         mtp=row.mtp,
         mtp_from_end=bool(row.mtp_from_end),
     )

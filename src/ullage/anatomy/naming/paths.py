@@ -61,6 +61,7 @@ LLAMA = {
     # recurrent mixers
     "mamba": "mamba",
     "linear": "linear_attn",
+    "forget": "{linear}",
     "conv": "conv",
     # feed-forward
     "mlp": "mlp",
@@ -91,6 +92,10 @@ LLAMA = {
     "dense_gate": "{dense}.gate_proj",
     "dense_up": "{dense}.up_proj",
     "dense_down": "{dense}.down_proj",
+    # hyper-connections; what lies in each is written behind it
+    "hyper_attn": "hc_attn_",
+    "hyper_ffn": "hc_ffn_",
+    "hyper_head": "hc_head_",
     # inputs per layer (Gemma)
     "ple_embed": "{root}.embed_tokens_per_layer",
     "ple_projection": "{root}.per_layer_model_projection",

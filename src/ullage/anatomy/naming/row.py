@@ -16,18 +16,37 @@ ExpertLayout = Literal["each", "stacked", "stacked_in_out", "stacked_split"]
 and up apart.
 """
 
-Scope = Literal["model", "layer", "cross", "experts", "head", "bare", "mtp_layer", "mtp"]
+Scope = Literal[
+    "model",
+    "layer",
+    "run",
+    "attention",
+    "latent",
+    "linear",
+    "dense",
+    "experts",
+    "cross",
+    "head",
+    "bare",
+    "mtp_layer",
+    "mtp",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
     """A tensor that only this family has. `shape` mixes numbers and the names of sizes.
 
-    Sizes: H hidden, V vocabulary, E experts, M the embedding's width.
-    Sizes of the family's own go by their configuration key, also as `key-1` and `key^2`; `copies`
-    is such a size, with {e} in the path. `scope` says how often: once per model, per layer, per
-    layer with cross-attention, per layer with experts, with a masked-LM head, in a bare model with
-    none, per multi-token-prediction layer, once for all of those. A size of 0 leaves it out.
+    Sizes: H hidden, V vocabulary, E experts, M the embedding's width; where there is a mixer or a
+    feed-forward also Q, K and O (rows of queries, rows of keys, what the output reads), heads,
+    kv_heads, D (one head) and I (the MLP's width). Sizes of the family's own go by their
+    configuration key, also as `key-1` and `key^2`; sums and products of sizes are written with +
+    and *. `copies` is such a size, with {e} in the path. `scope` says how often: once per model, per
+    layer, per run of a layer (also of one whose weights are another's), per layer with attention,
+    latent attention, a recurrent mixer, a dense MLP, experts or cross-attention, with an output
+    head, in a bare model with none, per multi-token-prediction layer, once for all of those. A size
+    of 0 leaves it out. `column`: tensor parallelism cuts the first dimension. `unless` names two
+    sizes whose equality leaves it out.
     """
 
     scope: Scope
@@ -37,6 +56,8 @@ class Extra:
     linear: bool = False
     dtype: str | None = None
     copies: str | None = None
+    column: bool = False
+    unless: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +74,13 @@ class Row:
     it cuts norms over all of Q or K. `idle_kv`: layers that read another's KV hold projections
     of their own all the same. `embed_extra`: rows of the embedding beyond the vocabulary.
     `relative_everywhere`: each layer has a table of relative positions, not only the first.
+    `hyper_mixed` False: hyper-connections do not mix the streams among each other. A slot with an
+    empty path holds no tensor. `parts` (path, size) lists stacks one after the other in place of
+    one: so many layers under each path (HRM).
     `towers_whole`: vLLM takes the towers from transformers and cuts none of them. `mtp` is the
     path of a multi-token-prediction layer, None when it is not known; `mtp_from_end` counts
-    those layers on from the last decoder layer.
+    those layers on from the last decoder layer. `own_head`: the extras of scope `head` are all of
+    the output head. `unnamed`: some names depend on words of the configuration, so none are predicted.
     """
 
     base: str | None = "llama"
@@ -73,7 +98,11 @@ class Row:
     embed_extra: int | None = None
     relative_everywhere: bool | None = None
     towers_whole: bool | None = None
+    hyper_mixed: bool | None = None
+    parts: tuple[tuple[str, str], ...] | None = None
     extras: tuple[Extra, ...] = ()
     encoder: str | None = None
+    own_head: bool | None = None
+    unnamed: bool | None = None
     mtp: str | None = None
     mtp_from_end: bool | None = None

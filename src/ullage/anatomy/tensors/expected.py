@@ -43,7 +43,7 @@ def expected_tensors(
     if spec.encoder_layers:
         names = naming_for(naming.encoder or "") if naming.encoder else naming
         encoder = Writer(spec, names, tensors.append, "encoder")
-        encoder.extras("model", encoder.sizes())
+        encoder.extras("model")
         stack.positions(encoder, spec.encoder_positions)
         stack.layers(encoder, spec.encoder_layers)
         stack.final_norm(encoder)

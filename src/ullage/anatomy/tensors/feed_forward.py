@@ -16,6 +16,7 @@ def feed_forward(w: Writer, ff: FeedForward) -> None:
     match ff:
         case Dense():
             dense(w, ff)
+            w.extras("dense")
         case Experts():
             experts(w, ff)
         case LinearFeedForward():
@@ -42,8 +43,8 @@ def dense(w: Writer, ff: Dense, slot: str = "") -> None:
 def experts(w: Writer, ff: Experts) -> None:
     hidden, paths, num = w.spec.hidden_size, w.paths, ff.num_experts
     routed = num + ff.zero_experts
-    w.linear(paths["router"], routed, hidden, "router", "replicated", bias=ff.router_bias,
-             held_dtype=w.naming.router_held)  # fmt: skip
+    w.linear(paths["router"], routed, ff.router_width or hidden, "router", "replicated",
+             bias=ff.router_bias, held_dtype=w.naming.router_held)  # fmt: skip
     if ff.hash_routed:
         w.tensor(paths["hash_table"], (w.spec.vocab_size, ff.top_k), "hash_table",
                     suffix="", dtype="int64")  # fmt: skip
@@ -63,7 +64,7 @@ def experts(w: Writer, ff: Experts) -> None:
         w.linear(paths["latent_out"], hidden, width, "latent", "replicated")
     if ff.shared_intermediate:
         shared_expert(w, ff)
-    w.extras("experts", w.sizes(num))
+    w.extras("experts")
 
 
 def each_expert(w: Writer, ff: Experts, width: int) -> None:

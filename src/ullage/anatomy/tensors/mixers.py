@@ -31,14 +31,17 @@ def mixer_tensors(w: Writer, mixer: Mixer) -> None:
     match mixer:
         case Attention():
             attention(w, mixer)
+            w.extras("attention")
         case LatentAttention():
             latent(w, mixer)
+            w.extras("latent")
         case CompressedAttention():
             compressed(w, mixer)
         case Mamba():
             mamba(w, mixer)
         case LinearAttention():
             linear_attention(w, mixer)
+            w.extras("linear")
         case ShortConv():
             short_conv(w, mixer)
         case Parallel():
@@ -56,31 +59,35 @@ def mixer_tensors(w: Writer, mixer: Mixer) -> None:
 
 def attention(w: Writer, a: Attention, cross: str = "") -> None:
     hidden, paths = w.spec.hidden_size, w.paths
+    seen = a.input_size or hidden
     q_rows = a.num_heads * a.head_dim
     k_rows, v_rows = a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_head_dim
     if a.output_gate == "element" and "element_gate" not in paths:
         q_rows *= 2  # the gate lies beside the queries in one matrix (Qwen3-Next, Qwen3.5)
+    if a.query_sets:
+        query_sets(w, a)
+        return
     own_kv = a.kv_shared_from is None or w.naming.idle_kv
     if "qkv" in paths and not cross and own_kv and not a.k_eq_v:
-        w.linear(paths["qkv"], q_rows + k_rows + v_rows, hidden, "qkv", "qkv",
+        w.linear(paths["qkv"], q_rows + k_rows + v_rows, seen, "qkv", "qkv",
                     bias=a.q_bias, groups=a.num_kv_heads, grouped=k_rows + v_rows)  # fmt: skip
     else:
         if a.q_lora_rank is None:
-            w.linear(paths[cross + "q"], q_rows, hidden, "q", "column", bias=a.q_bias)
+            w.linear(paths[cross + "q"], q_rows, seen, "q", "column", bias=a.q_bias)
         else:
-            w.linear(paths["q"], a.q_lora_rank, hidden, "q_a", "replicated", bias=a.q_bias)
+            w.linear(paths["q"], a.q_lora_rank, seen, "q_a", "replicated", bias=a.q_bias)
             w.norm(paths["q_inner_norm"], a.q_lora_rank)
             w.linear(paths["q_wide"], q_rows, a.q_lora_rank, "q_b", "column", bias=a.q_bias)
         if own_kv:
-            w.linear(paths[cross + "k"], k_rows, hidden, "k", "kv", groups=a.num_kv_heads,
+            w.linear(paths[cross + "k"], k_rows, seen, "k", "kv", groups=a.num_kv_heads,
                         bias=a.kv_bias and w.naming.key_bias)  # fmt: skip
         if own_kv and not a.k_eq_v:
-            w.linear(paths[cross + "v"], v_rows, hidden, "v", "kv", bias=a.kv_bias,
+            w.linear(paths[cross + "v"], v_rows, seen, "v", "kv", bias=a.kv_bias,
                         groups=a.num_kv_heads)  # fmt: skip
     w.linear(paths[cross + "o"], hidden, a.num_heads * a.v_head_dim, "o", "row",
                 bias=a.o_bias)  # fmt: skip
     if a.output_gate == "element" and "element_gate" in paths:
-        w.linear(paths["element_gate"], q_rows, hidden, "attn_gate", "column")
+        w.linear(paths["element_gate"], q_rows, seen, "attn_gate", "column")
     if a.output_gate == "head":
         w.linear(paths["head_gate"], a.num_heads, hidden, "attn_gate", "column")
     if a.qk_norm is not None:
@@ -95,6 +102,18 @@ def attention(w: Writer, a: Attention, cross: str = "") -> None:
         w.tensor(paths["sinks"], (a.num_heads,), "sinks", "column", suffix="", cut=0)
     if a.sparse_index is not None:
         sparse_index(w, a.sparse_index)
+
+
+def query_sets(w: Writer, a: Attention) -> None:
+    """JetMoe's queries and outputs: a router, and as many sets of them as there are experts."""
+    hidden, attn, sets = w.spec.hidden_size, w.paths["attn"], a.query_sets
+    rows = a.num_kv_heads * a.head_dim
+    w.linear(f"{attn}.kv_proj", 2 * rows, hidden, "k", "kv", groups=a.num_kv_heads)
+    w.linear(f"{attn}.experts.router.layer", sets, hidden, "router", "replicated")
+    for leaf, shape, role in (("input_linear", (sets, rows, hidden), "q"),
+                              ("output_linear", (sets, hidden, rows), "o")):  # fmt: skip
+        w.tensor(f"{attn}.experts.{leaf}", shape, role)  # type: ignore[arg-type]
+    w.tensor(f"{attn}.experts", (hidden,), "bias", suffix=".bias")
 
 
 def sparse_index(w: Writer, index: Indexer) -> None:
@@ -255,18 +274,29 @@ def linear_attention(w: Writer, a: LinearAttention) -> None:
 
 
 def kda(w: Writer, a: LinearAttention, k_rows: int, v_rows: int) -> None:
-    """Kimi Delta Attention: gates of low rank (the head's width), one convolution each."""
-    hidden, path = w.spec.hidden_size, w.paths["linear"]
+    """Kimi Delta Attention: gates of low rank (the head's width) or whole, convolutions.
+
+    One convolution each for Q, K and V, or one over all three where the family names one.
+    """
+    hidden, path, forget = w.spec.hidden_size, w.paths["linear"], w.paths["forget"]
+    fused = "kda_conv" in w.paths
     for leaf, rows in (("q", k_rows), ("k", k_rows), ("v", v_rows)):
         w.linear(f"{path}.{leaf}_proj", rows, hidden, "linear_in", "column")
-        conv1d(w, f"{path}.{leaf}_conv1d", rows, a.d_conv, bias=False)
-    for leaf in ("f", "g"):
-        w.linear(f"{path}.{leaf}_a_proj", a.v_head_dim, hidden, "linear_in", "replicated")
-        w.linear(f"{path}.{leaf}_b_proj", v_rows, a.v_head_dim, "linear_in", "column")
+        if not fused:
+            conv1d(w, f"{path}.{leaf}_conv1d", rows, a.d_conv, bias=False)
+    if fused:
+        conv1d(w, w.paths["kda_conv"], 2 * k_rows + v_rows, a.d_conv, bias=False)
+    for stem, rows in ((f"{forget}.f", k_rows), (f"{path}.g", v_rows)):
+        if a.full_gates:
+            w.linear(f"{stem}_proj", rows, hidden, "linear_in", "column")
+            continue
+        w.linear(f"{stem}_a_proj", a.v_head_dim, hidden, "linear_in", "replicated")
+        w.linear(f"{stem}_b_proj", rows, a.v_head_dim, "linear_in", "column")
     w.linear(f"{path}.b_proj", a.num_v_heads, hidden, "linear_in", "column")
-    w.tensor(f"{path}.A_log", (1, 1, a.num_v_heads, 1), "linear", "column", suffix="", cut=2,
+    decays = (a.num_v_heads,) if fused else (1, 1, a.num_v_heads, 1)
+    w.tensor(f"{forget}.A_log", decays, "linear", "column", suffix="", cut=0 if fused else 2,
              held_dtype=_HELD["A_log"])  # fmt: skip
-    w.tensor(f"{path}.dt_bias", (k_rows,), "linear", "column", suffix="", cut=0)
+    w.tensor(f"{forget}.dt_bias", (k_rows,), "linear", "column", suffix="", cut=0)
     w.norm(f"{path}.o_norm", a.v_head_dim)
     w.linear(f"{path}.o_proj", hidden, v_rows, "linear_out", "row")
 

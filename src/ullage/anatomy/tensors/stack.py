@@ -51,8 +51,8 @@ def embeddings(w: Writer) -> None:
                     "replicated")  # fmt: skip
         w.norm(w.paths["ple_norm"], ple)
     if spec.residual_streams > 1:
-        hyper(w, "hc_head", spec.residual_streams, spec.residual_streams, 1, joint="_")
-    w.extras("model", w.sizes())
+        hyper(w, w.paths["hyper_head"], spec.residual_streams, 1)
+    w.extras("model")
 
 
 def final_norm(w: Writer) -> None:
@@ -67,9 +67,11 @@ def head(w: Writer) -> None:
         w.linear(w.paths["project_out"], width, spec.hidden_size, "lm_head", "replicated")
     if not spec.lm_head:
         if spec.architecture.endswith("Model"):
-            w.extras("bare", w.sizes())
+            w.extras("bare")
         return
-    w.extras("head", w.sizes())
+    w.extras("head")
+    if w.naming.own_head:
+        return
     path = w.paths["lm_head"]
     if not spec.tie_embeddings:
         w.tensor(path, (spec.vocab_size, width), "lm_head", "vocab", cut=0, quantizable=True,
@@ -86,29 +88,39 @@ def mtp_layers(w: Writer) -> None:
     w.named = w.naming.known and w.naming.mtp is not None
     path = w.naming.mtp or w.paths["layer"]
     first = len(spec.layers) if w.naming.mtp_from_end or w.naming.mtp is None else 0
-    w.extras("mtp", w.sizes())
+    w.extras("mtp")
     for number, layer in enumerate(spec.mtp_layers):
-        w.layer = layer.index
-        w.prefix = path.replace("{i}", str(first + number)) + "."
+        w.begin_layer(layer, path.replace("{i}", str(first + number)) + ".", first=False)
         one_layer(w, layer)
-        w.extras("mtp_layer", w.sizes())
-    w.layer, w.prefix = None, ""
+        w.extras("mtp_layer")
+    w.end_layers()
 
 
 # --- a layer ---------------------------------------------------------------------------------
 
 
 def layers(w: Writer, layers: tuple[LayerSpec, ...]) -> None:
-    before, after = w.paths["layer"].split("{i}")
+    paths = _layer_paths(w, sum(layer.weights_from is None for layer in layers))
     number = -1
     for layer in layers:
-        if layer.weights_from is not None:
-            continue
-        number += 1
-        w.layer = layer.index
-        w.prefix = f"{before}{number}{after}."
-        one_layer(w, layer, first=number == 0)
-    w.layer, w.prefix = None, ""
+        stored = layer.weights_from is None
+        number += stored
+        w.begin_layer(layer, paths[number], first=number == 0)
+        if stored:
+            one_layer(w, layer, first=number == 0)
+        w.extras("run")
+    w.end_layers()
+
+
+def _layer_paths(w: Writer, count: int) -> list[str]:
+    """The prefix of each of `count` stored layers."""
+    before, after = w.paths["layer"].split("{i}")
+    paths = [
+        path.replace("{i}", str(i)) + "."
+        for path, size in w.naming.parts
+        for i in range(w.sizes.get(size, 0))
+    ]
+    return paths + [f"{before}{i}{after}." for i in range(len(paths), count)]
 
 
 def one_layer(w: Writer, layer: LayerSpec, *, first: bool = False) -> None:
@@ -134,7 +146,7 @@ def one_layer(w: Writer, layer: LayerSpec, *, first: bool = False) -> None:
     if layer.cross_attention is not None:
         w.norm(w.paths["cross_norm"], hidden)
         attention(w, layer.cross_attention, cross="cross_")
-        w.extras("cross", w.sizes())
+        w.extras("cross")
     if has_ff and before and (not parallel or both):
         w.norm(w.paths["pre2" + beside], hidden)
     feed_forward(w, layer.feed_forward)
@@ -149,16 +161,20 @@ def one_layer(w: Writer, layer: LayerSpec, *, first: bool = False) -> None:
         w.norm(w.paths["ple_post_norm"], hidden)
     if spec.residual_streams > 1:
         streams = spec.residual_streams
-        for part in ("hc_attn", "hc_ffn"):
-            hyper(w, part, streams, (2 + streams) * streams, 3, joint="_")
-    w.extras("layer", w.sizes())
+        mixed = w.naming.hyper_mixed
+        for path in (w.paths["hyper_attn"], w.paths["hyper_ffn"]):
+            hyper(w, path, (2 + streams if mixed else 2) * streams, 3 if mixed else 2)
+    w.extras("layer")
 
 
-def hyper(w: Writer, path: str, streams: int, rows: int, scales: int, *, joint: str) -> None:
+def hyper(w: Writer, path: str, rows: int, scales: int) -> None:
     """Hyper-connections (DeepSeek-V4): a matrix over all residual streams, in float32."""
-    width = streams * w.spec.hidden_size
+    if not path:
+        return
+    module, joint, stem = path.rpartition("." if "." in path else "_")
+    width = w.spec.residual_streams * w.spec.hidden_size
     for leaf, shape in (("fn", (rows, width)), ("base", (rows,)), ("scale", (scales,))):
-        w.tensor(path, shape, "hyper", suffix=joint + leaf, dtype="float32")
+        w.tensor(module, shape, "hyper", suffix=joint + stem + leaf, dtype="float32")
 
 
 def relative_rows(w: Writer) -> int:

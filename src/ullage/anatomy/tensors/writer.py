@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from ullage.anatomy.naming.names import Naming
 from ullage.anatomy.naming.row import Extra
-from ullage.anatomy.spec import ModelSpec, Norm
+from ullage.anatomy.spec import LayerSpec, ModelSpec, Norm
+from ullage.anatomy.tensors.sizes import layer_sizes, size_of
 from ullage.anatomy.tensors.tensor import Role, Shard, StackName, TensorSpec
 
 
@@ -28,6 +29,7 @@ class Writer:
         self.layer: int | None = None
         self.prefix = ""
         self.named = naming.known
+        self.sizes = self._model_sizes = _sizes(spec)
 
     # --- one tensor ------------------------------------------------------------------------------
 
@@ -50,6 +52,8 @@ class Writer:
         sequence_whole: bool = False,
         num_experts: int = 0,
     ) -> None:
+        if not path:
+            return
         module = self.prefix + path
         self.emit(
             TensorSpec(
@@ -110,19 +114,23 @@ class Writer:
         for suffix in suffixes:
             self.tensor(path, (width,), "norm", shard, suffix=suffix, cut=cut, groups=groups)
 
-    def extras(self, scope: str, sizes: dict[str, int]) -> None:
+    def extras(self, scope: str) -> None:
+        """The family's own tensors of one scope, where the current layer stands."""
         for extra in self.naming.extras:
             if extra.scope == scope:
-                self.family_tensor(extra, sizes)
+                self.family_tensor(extra, self.sizes)
 
     def family_tensor(self, extra: Extra, sizes: dict[str, int]) -> None:
         # A class of another family lends its names only: the sizes are not there.
-        needed = (*extra.shape, extra.copies or "1")
-        if any(isinstance(s, str) and s not in sizes for s in needed):
+        shape: list[int] = []
+        for part in (*extra.shape, extra.copies or 1):
+            size = size_of(part, sizes) if isinstance(part, str) else part
+            if not size:  # not there, or a part that this model of the family is without
+                return
+            shape.append(size)
+        if extra.unless is not None and len({sizes[name] for name in extra.unless}) == 1:
             return
-        shape = tuple(sizes[s] if isinstance(s, str) else s for s in extra.shape)
-        if 0 in shape:  # a part that this model of the family is without
-            return
+        count = shape.pop()
         path, dot, kind = extra.path.rpartition(".")
         if kind in ("weight", "bias"):
             suffix = dot + kind
@@ -130,19 +138,28 @@ class Writer:
             path, suffix = extra.path, ""
         vocab = extra.role in ("embed", "lm_head") and not extra.linear
         self.tensor(
-            path, shape, extra.role, "vocab" if vocab else "replicated", suffix=suffix,  # type: ignore[arg-type]
-            cut=0 if vocab else None, quantizable=extra.linear or extra.role == "lm_head",
-            in_dim=len(shape) - 1, dtype=extra.dtype, count=sizes[extra.copies or "1"],
+            path, tuple(shape), extra.role,  # type: ignore[arg-type]
+            "vocab" if vocab else "column" if extra.column else "replicated", suffix=suffix,
+            cut=0 if vocab or extra.column else None,
+            quantizable=extra.linear or extra.role == "lm_head",
+            in_dim=len(shape) - 1, dtype=extra.dtype, count=count,
         )  # fmt: skip
 
-    def sizes(self, num_experts: int = 0) -> dict[str, int]:
-        """The sizes that a family's own tensors may be made of, by name."""
-        hidden = self.spec.hidden_size
-        width = self.spec.embedding_size or hidden
-        sizes = {
-            "1": 1, "H": hidden, "2H": 2 * hidden, "V": self.spec.vocab_size, "E": num_experts,
-            "M": width,
-        }  # fmt: skip
-        for key, size in self.spec.family_sizes:
-            sizes |= {key: size, f"{key}-1": size - 1, f"{key}^2": size * size}
-        return sizes
+    def begin_layer(self, layer: LayerSpec, prefix: str, *, first: bool) -> None:
+        """Put what follows under `prefix`, with the sizes of this layer's parts."""
+        self.layer, self.prefix = layer.index, prefix
+        self.sizes = self._model_sizes | layer_sizes(layer, first=first)
+
+    def end_layers(self) -> None:
+        self.layer, self.prefix, self.sizes = None, "", self._model_sizes
+
+
+def _sizes(spec: ModelSpec) -> dict[str, int]:
+    """The sizes of a whole model that a family's own tensors may be made of, by name."""
+    hidden = spec.hidden_size
+    sizes = {"1": 1, "H": hidden, "2H": 2 * hidden, "V": spec.vocab_size}
+    sizes["M"] = spec.embedding_size or hidden
+    sizes["L"] = spec.num_labels
+    for key, size in spec.family_sizes:
+        sizes |= {key: size, f"{key}-1": size - 1, f"{key}^2": size * size}
+    return sizes
