@@ -84,13 +84,22 @@ def look(
 
     `scratch` is at least as large as `data` and is overwritten.
     """
-    found = ChunkReading(row_sums(data, layout.sum_bytes))
+    return look_at_values(data, layout, scratch, ChunkReading(row_sums(data, layout.sum_bytes)))
+
+
+def look_at_values(
+    data: npt.NDArray[np.uint8],
+    layout: Layout,
+    scratch: npt.NDArray[np.uint8],
+    found: ChunkReading,
+) -> ChunkReading:
+    """Adds to `found` all that `look` says but the sums, and returns it."""
     if layout.reading == "floats":
         _look_at_floats(data, layout, scratch, found)
     elif layout.reading == "integers":
         found.nonzero = bool(data.any())
     elif layout.reading == "blocks":
-        _look_at_blocks(data, layout, BLOCKS[layout.dtype], found)
+        _look_at_blocks(data, layout, BLOCKS[layout.dtype], scratch, found)
     return found
 
 
@@ -163,32 +172,33 @@ def _count_bad(
 
 
 def _look_at_blocks(
-    data: npt.NDArray[np.uint8], layout: Layout, block: BlockFormat, found: ChunkReading
+    data: npt.NDArray[np.uint8],
+    layout: Layout,
+    block: BlockFormat,
+    scratch: npt.NDArray[np.uint8],
+    found: ChunkReading,
 ) -> None:
     block_bytes = GGML_BLOCKS[layout.dtype][1]
     num_blocks = len(data) // block_bytes
-    zero: npt.NDArray[np.bool_] | None = np.ones(num_blocks, np.bool_)
-    not_finite = 0
     kind = FLOATS[block.scale_dtype]
-    mask = np.dtype(kind.unsigned).type(kind.mask)
-    for offset in block.scales:
-        stored: Array = np.ndarray((num_blocks,), kind.unsigned, data, offset, (block_bytes,))
-        sizes = np.bitwise_and(stored, mask)
-        top = int(sizes.max(initial=0))
-        if top >= kind.inf:
-            bad = sizes >= kind.inf
-            not_finite += int(np.count_nonzero(bad))
-            top = int(sizes[~bad].max(initial=0))
-        found.top = max(found.top, top)
-        if not kind.signed or sizes.min(initial=1):
-            zero = None  # some scale is never zero, so no block is: the usual case
-        elif zero is not None:
-            zero &= sizes == 0
-    num_scales = num_blocks * len(block.scales)
-    if zero is None or not zero.any():
+    # The scales of a block lie side by side, so one word holds them all.
+    word = np.dtype(f"<u{np.dtype(kind.unsigned).itemsize * len(block.scales)}")
+    mask = np.array([kind.mask] * len(block.scales), kind.unsigned).view(word)[0]
+    stored: Array = np.ndarray((num_blocks,), word, data, block.scales[0], (block_bytes,))
+    words = scratch[: num_blocks * word.itemsize].view(word)
+    np.bitwise_and(stored, mask, out=words)
+    sizes = words.view(kind.unsigned)
+    num_scales, not_finite = len(sizes), 0
+    found.top = int(sizes.max(initial=0))
+    if found.top >= kind.inf:
+        bad = sizes >= kind.inf
+        not_finite = int(np.count_nonzero(bad))
+        found.top = int(sizes[~bad].max(initial=0))
+    if not kind.signed or words.min(initial=1):  # no block is zero: the usual case
         found.scales = (num_scales, not_finite, 0, 0)
         found.nonzero = True if kind.signed else None
         return
+    zero = words == 0
     begin, end = block.packed
     packed = data.reshape(num_blocks, block_bytes)[zero, begin:end]
     packed_zero = int(np.count_nonzero((packed != packed[:, :1]).any(axis=1)))

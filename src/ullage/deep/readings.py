@@ -100,7 +100,8 @@ class DeepScan:
     """All tensors that were read, in file order.
 
     `same_across_layers` are groups of tensors, alike but for the layer's number, that hold equal
-    bytes (constants such as all ones left out). `seconds` is wall time, `jobs` the threads.
+    bytes (constants such as all ones left out). `seconds` is wall time, `jobs` the threads;
+    `compiled` tells whether machine code looked at the chunks, or numpy.
     """
 
     tensors: tuple[TensorReading, ...]
@@ -108,6 +109,7 @@ class DeepScan:
     num_bytes: int
     seconds: float
     jobs: int
+    compiled: bool = False
 
 
 def deep_document(scan: DeepScan) -> dict[str, object]:
@@ -116,6 +118,7 @@ def deep_document(scan: DeepScan) -> dict[str, object]:
         "num_bytes": scan.num_bytes,
         "seconds": round(scan.seconds, 3),
         "jobs": scan.jobs,
+        "compiled": scan.compiled,
         "checksum": "sum64",
         "tensors": [
             {

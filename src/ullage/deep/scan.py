@@ -14,29 +14,44 @@ from collections.abc import Callable
 import numpy as np
 
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry
-from ullage.deep.chunks import look
+from ullage.deep import chunks
+from ullage.deep.chunks import ChunkReading, Layout
 from ullage.deep.readings import DeepScan, TensorReading
 from ullage.deep.sum64 import MAX_ROW_BYTES
 from ullage.deep.sums import TensorSum, same_across_layers
 from ullage.deep.windows import WINDOW_BYTES, Bytes, FileWindows, Item
 
 MAX_JOBS = 4
+COMPILED_FROM_BYTES = 4 << 30
+"""From here on machine code is worth the third of a second that importing numba takes. Measured:
+benchmarks/deep/RESULTS.md."""
 _PROGRESS_S = 0.1
 
+Look = Callable[[Bytes, Layout, Bytes], ChunkReading]
 Progress = Callable[[int, int], None]
 """Called now and then from the calling thread with bytes read and bytes in all."""
 
 
 def scan_checkpoint(
-    index: CheckpointIndex, *, jobs: int | None = None, progress: Progress | None = None
+    index: CheckpointIndex,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    compiled: bool | None = None,
 ) -> DeepScan:
     """Reads all bytes of all tensors of `index`, `jobs` threads at once (default: one per core).
+
+    `compiled` asks for machine code (True), or numpy alone (False); by default the size decides.
+    Where numba is missing or cannot keep what it compiles, numpy gives the same answers.
 
     Raises MalformedCheckpoint when a file cannot be read, or is shorter than its header said.
     """
     started = time.perf_counter()
     jobs = max(1, min(jobs or os.cpu_count() or 1, MAX_JOBS))
-    work = _Work(index)
+    if compiled is None:
+        compiled = index.num_bytes >= COMPILED_FROM_BYTES
+    look = _machine_code(index) if compiled else None
+    work = _Work(index, look or chunks.look)
     threads = [
         threading.Thread(target=work.run, name=f"ullage-deep-{n}", daemon=True) for n in range(jobs)
     ]
@@ -56,13 +71,26 @@ def scan_checkpoint(
         raise work.error
     readings = tuple(work.readings[tensor.name] for tensor in index.tensors)
     groups = same_across_layers(index.tensors, readings)
-    return DeepScan(readings, groups, index.num_bytes, time.perf_counter() - started, jobs)
+    seconds = time.perf_counter() - started
+    return DeepScan(readings, groups, index.num_bytes, seconds, jobs, look is not None)
+
+
+def _machine_code(index: CheckpointIndex) -> Look | None:
+    """`kernels.look`, ready for the types in `index`; None where numba cannot be used."""
+    try:
+        from ullage.deep import kernels
+
+        kernels.prepare({tensor.dtype for tensor in index.tensors})
+    except (ImportError, RuntimeError, OSError):
+        return None
+    return kernels.look
 
 
 class _Work:
     """What the threads share. Each reads a file of its own while there are enough of them."""
 
-    def __init__(self, index: CheckpointIndex) -> None:
+    def __init__(self, index: CheckpointIndex, look: Look) -> None:
+        self.look = look
         by_file: dict[str, list[TensorEntry]] = {}
         for tensor in index.tensors:
             by_file.setdefault(tensor.file, []).append(tensor)
@@ -110,7 +138,7 @@ class _Work:
         if (item.begin - begin) % 8:
             aligned[:num_bytes] = data
             data = aligned[:num_bytes]
-        found = look(data, item.total.layout, scratch)
+        found = self.look(data, item.total.layout, scratch)
         with self.lock:
             self.done_bytes += num_bytes
             return item.total if item.total.add(item.begin, num_bytes, found) else None

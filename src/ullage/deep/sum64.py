@@ -32,14 +32,15 @@ def odd_factors(first: int, count: int) -> npt.NDArray[np.uint64]:
 _FACTORS = odd_factors(0, 1 << 14)
 
 
-def _first_factors(count: int) -> npt.NDArray[np.uint64]:
+def first_factors(count: int) -> npt.NDArray[np.uint64]:
+    """Factors number 0 … count - 1."""
     return _FACTORS[:count] if count <= len(_FACTORS) else odd_factors(0, count)
 
 
 def row_sums(data: npt.NDArray[np.uint8], row_bytes: int) -> npt.NDArray[np.uint64]:
     """The sum of each row of `data`; a last row that is shorter counts as if zeros followed."""
     rows, words = len(data) // row_bytes, row_bytes // 8
-    weights = _first_factors(-(-row_bytes // 8))
+    weights = first_factors(-(-row_bytes // 8))
     sums = np.zeros(rows, np.uint64)
     if words and rows:
         whole = np.ndarray((rows, words), "<u8", data, 0, (row_bytes, 8))
@@ -62,4 +63,4 @@ def sum64(sums: npt.NDArray[np.uint64]) -> int:
     """The tensor's checksum from the sums of all its rows, in order."""
     # Floats widened from bfloat16 leave the low half of their words, and of the sums, empty.
     folded = sums ^ (sums >> np.uint64(32))
-    return int((folded * _first_factors(len(sums))).sum(dtype=np.uint64))
+    return int((folded * first_factors(len(sums))).sum(dtype=np.uint64))

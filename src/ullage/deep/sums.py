@@ -90,12 +90,9 @@ class TensorSum:
     def _rows(self, parts: list[ChunkReading], hashes: npt.NDArray[np.uint64]) -> RowReading | None:
         if not self.layout.compares_rows:
             return None
-        if all(part.row_is_zero is None for part in parts):
-            ordered = np.sort(hashes)
-            if not (ordered[1:] == ordered[:-1]).any():  # the usual case, and the cheap one
-                return RowReading(len(hashes), 0, 0)
-            zero = np.zeros(len(hashes), np.bool_)
-        else:
+        zero: npt.NDArray[np.bool_] | None = None
+        candidates = hashes
+        if any(part.row_is_zero is not None for part in parts):
             zero = np.concatenate(
                 [
                     np.zeros(len(part.row_sums), np.bool_)
@@ -104,28 +101,33 @@ class TensorSum:
                     for part in parts
                 ]
             )
-        rows = np.flatnonzero(~zero)
-        rows = rows[np.argsort(hashes[rows], kind="stable")]
-        equal = hashes[rows[1:]] == hashes[rows[:-1]]
-        duplicates = self._compare(rows, equal)
-        return RowReading(len(hashes), int(np.count_nonzero(zero)), duplicates)
+            candidates = hashes[~zero]
+        ordered = np.sort(candidates)
+        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+        duplicates = 0
+        if len(repeated):
+            alike = np.isin(hashes, repeated)
+            if zero is not None:
+                alike &= ~zero
+            rows = np.flatnonzero(alike)
+            duplicates = self._compare(rows, hashes[rows])
+        num_zero = 0 if zero is None else int(np.count_nonzero(zero))
+        return RowReading(len(hashes), num_zero, duplicates)
 
-    def _compare(self, rows: npt.NDArray[np.intp], equal: npt.NDArray[np.bool_]) -> int:
-        """How many of `rows`, in order of their hashes, hold the bytes of an earlier one."""
-        if not equal.any():
-            return 0
-        size, start, total = self.layout.row_bytes, self.tensor.start, 0
+    def _compare(self, rows: npt.NDArray[np.intp], hashes: npt.NDArray[np.uint64]) -> int:
+        """How many of `rows`, whose hashes all occur twice or more, hold an earlier one's bytes."""
+        size, total = self.layout.row_bytes, 0
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        begins = np.concatenate([[True], hashes[1:] != hashes[:-1]])
         seen: set[bytes] = set()
-        previous = -1
         with open_regular(Path(self.tensor.file)) as (stream, _):
-            descriptor = stream.fileno()
-            for position in np.flatnonzero(equal).tolist():
-                if position != previous + 1 or not seen:
-                    seen = {os.pread(descriptor, size, start + int(rows[position]) * size)}
-                row = os.pread(descriptor, size, start + int(rows[position + 1]) * size)
-                total += row in seen
-                seen.add(row)
-                previous = position
+            for row, is_first in zip(rows[order].tolist(), begins.tolist(), strict=True):
+                found = os.pread(stream.fileno(), size, self.tensor.start + row * size)
+                if is_first:
+                    seen.clear()
+                total += found in seen
+                seen.add(found)
         return total
 
     def _channels(self) -> ChannelReading | None:
