@@ -182,13 +182,19 @@ LAUNCH_RULES: dict[str, tuple[tuple[dict, ...], str, File]] = {
     ),
     "A169": (
         (
-            {"launch": command("--hf-overrides '{\"max_position_embeddings\": 9}'"),
-             "says": "--hf-overrides"},
-            {"launch": command("--hf-overrides.rope_theta 9"), "says": "--hf-overrides"},
+            {"launch": command("--hf-overrides.rope_theta 9"), "says": "changes nothing"},
+            {"launch": command("--hf-overrides '{\"unknown_of_all\": 9}'"),
+             "says": "which nothing here reads"},
+            {"launch": command("--hf-overrides '{\"head_dim\": 9}'"),
+             "says": "is not known (head_dim"},
+            {"launch": command("--hf-overrides \"$X\""), "says": "$X is not known"},
+            {"launch": command("--hf-overrides '{\"rope_scaling\": {\"type\": \"linear\"}}'"),
+             "severity": "error", "says": "stops with an error"},
             {"launch": command("--tokenizer other/one"), "says": "--tokenizer"},
+            {"launch": sglang("--tokenizer-path other/one"), "says": "--tokenizer-path"},
         ),
         "plain",
-        SOUND,
+        command("--hf-overrides '{\"max_position_embeddings\": 9}'"),
     ),
     "A171": (
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.costs.deployment import Deployment
@@ -158,8 +158,8 @@ def test_every_setting_is_a_flag_and_every_uncounted_flag_too(tmp_path):
     from ullage.launch.flags import known_flags
     from ullage.launch.settings import UNPRICED
 
-    for engine, settings in SETTINGS.items():
-        assert {setting.flag for setting in settings} <= {
+    for engine, table in SETTINGS.items():
+        assert {setting.flag for setting in table} <= {
             f.name for f in known_flags(engine).values()
         }
     assert {f.name for f in known_flags("vllm").values()} >= UNPRICED
@@ -235,6 +235,7 @@ TREES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(tree=TREES)
 def test_any_tree_gives_launches_or_one_sentence(tree, tmp_path_factory):
     path = tmp_path_factory.mktemp("tree") / "x.json"

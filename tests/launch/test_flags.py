@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.audit.launch_flags import REPLACED
@@ -61,6 +61,7 @@ def pieces(draw) -> list[str]:
     return [name, *(draw(VALUE) for _ in range(values))]
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(pieces(), min_size=1, max_size=4))
 def test_a_command_line_is_read_as_argparse_reads_it(parts):
     arguments = ["model", *(word for part in parts for word in part)]

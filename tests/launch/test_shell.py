@@ -6,7 +6,7 @@ import shlex
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.launch.shell import commands, plain_words
@@ -18,6 +18,7 @@ def texts(source: str) -> list[list[str]]:
     return [[word.text for word in command.words] for command in commands(source)]
 
 
+@settings(deadline=None)
 @given(st.lists(PLAIN, min_size=1, max_size=6))
 def test_what_shlex_quotes_is_read_back(words):
     found = plain_words("run " + shlex.join(words))
@@ -84,6 +85,7 @@ def test_what_never_ends_is_said(text):
         commands(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_gives_commands_or_a_reason(text):
     try:

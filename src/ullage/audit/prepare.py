@@ -37,16 +37,26 @@ def prepare(
     With `choose_sizes`, N named devices and no sizes become tensor-parallel ranks as `ullage size`
     chooses them. A ledger that cannot be made leaves the memory rules not evaluable, with the
     reason. `deep` is what reading every tensor found. `launch` is the command that `deployment`
-    was read from: where it hides a value, or sets what no ledger counts, there is no ledger.
+    was read from: where it hides a value, or sets what no ledger counts, there is no ledger, and
+    what it replaces in the configuration is replaced before anything is judged.
     """
+    replaced = None
+    if launch is not None:
+        from ullage.launch.overridden import started_model  # only commands replace anything
+
+        model, replaced = started_model(model, launch)
     pickles = _pickles(model)
     if gpus is None and known_or_none(deployment, "kv_cache_memory_bytes") is None:
-        return subject_of(model, deployment, deep=deep, pickles=pickles, launch=launch), ""
+        return subject_of(
+            model, deployment, deep=deep, pickles=pickles, launch=launch, replaced=replaced
+        ), ""
     from ullage.planning.ledger import build_ledger
     from ullage.planning.parallel_sizes import spread
 
     choice = ""
     ledger, no_ledger = None, "" if launch is None else _uncounted(model, launch)
+    if replaced is not None and replaced.open:
+        no_ledger = replaced.missing()[0]
     try:
         if choose_sizes and gpus is not None and gpus.count > 1:
             deployment, choice = spread(model.anatomy.high, deployment, gpus.count)
@@ -65,6 +75,7 @@ def prepare(
         deep=deep,
         pickles=pickles,
         launch=launch,
+        replaced=replaced,
     )
     return subject, choice
 

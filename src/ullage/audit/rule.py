@@ -65,12 +65,24 @@ class Rule:
     check: Callable[[Subject], Verdict]
 
 
+BESIDE_THE_CONFIGURATION = ("deployment", "safety", "tokenizer", "weights")
+"""Categories whose rules read the configuration only where their evidence says so."""
+
+
+def _rests_on_the_configuration(rule: Rule, verdict: Verdict) -> bool:
+    if isinstance(verdict, NotEvaluable):
+        return False
+    read = any(evidence.source.startswith("config") for evidence in verdict.evidence)
+    return read or rule.category not in BESIDE_THE_CONFIGURATION
+
+
 def judge(rule: Rule, subject: Subject) -> Finding:
     """What `rule` says of `subject`.
 
     Where the configuration leaves something open, the verdict must be the same for every spec that
     it allows; otherwise the rule is not evaluable, for want of the fields that are open. Nor is it
-    where it needs a flag whose value the deployment file hides.
+    where it needs a flag whose value the deployment file hides, or a configuration of which the
+    command replaces what is not known.
     """
     try:
         verdict = rule.check(subject)
@@ -81,6 +93,9 @@ def judge(rule: Rule, subject: Subject) -> Finding:
             )
     except OpenValue as hidden:
         verdict = NotEvaluable((str(hidden),))
+    replaced = subject.replaced
+    if replaced is not None and replaced.open and _rests_on_the_configuration(rule, verdict):
+        verdict = NotEvaluable(replaced.missing())
     if isinstance(verdict, NotEvaluable):
         return Finding(rule.id, rule.title, rule.severity, "not_evaluable", missing=verdict.missing)
     assert verdict.evidence, f"{rule.id}: a rule that was evaluated says on what"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ullage.anatomy.files.pickles import PickleImports
     from ullage.deep.readings import DeepScan
     from ullage.launch.launch import Launch
+    from ullage.launch.overridden import Replaced
     from ullage.planning.ledger import Ledger
 
 NESTED_TEXT_KEYS = (
@@ -61,7 +62,8 @@ class Subject:
     everything is: a verdict only stands when it holds for them too.
     `deep` is what reading every tensor found, None unless asked for. `pickles` list what pickled
     files of the directory would import, None where they were not looked at.
-    `launch` is the command of a deployment file, None without one.
+    `launch` is the command of a deployment file, None without one. `replaced` says which keys of
+    the configuration it replaces (they are replaced in `model`), None where it replaces none.
     `gpus` None: no hardware was named. `ledger` None: none could be made; `no_ledger` says why.
     """
 
@@ -79,6 +81,7 @@ class Subject:
     deep: DeepScan | None = None
     pickles: tuple[PickleImports, ...] | None = None
     launch: Launch | None = None
+    replaced: Replaced | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -119,11 +122,17 @@ class Subject:
             return self._noted(*keys) or "header: of the GGUF file"
         for key in keys:
             if key in self.text:
-                return f"config: {self.prefix}{key}"
+                return self._said(f"{self.prefix}{key}")
         for key in keys:
             if key in self.config:
-                return f"config: {key}"
+                return self._said(key)
         return self._noted(*keys) or "spec: derived from the configuration"
+
+    def _said(self, key: str) -> str:
+        """The configuration's key, or the flag that replaced it."""
+        if self.replaced is not None and key in self.replaced.applied:
+            return f"flag: {self.replaced.flag}"
+        return f"config: {key}"
 
     def _noted(self, *keys: str) -> str | None:
         for source in self.model.anatomy.sources:
@@ -199,6 +208,7 @@ def subject_of(
     deep: DeepScan | None = None,
     pickles: tuple[PickleImports, ...] | None = None,
     launch: Launch | None = None,
+    replaced: Replaced | None = None,
 ) -> Subject:
     """The Subject of one model on one deployment."""
     anatomy, checkpoint = model.anatomy, model.checkpoint
@@ -215,10 +225,11 @@ def subject_of(
     )  # fmt: skip
     subject = _with_spec(model, deployment, gpus, ledger, no_ledger, comparison)
     if deep is not None or pickles is not None or launch is not None:
-        brackets = tuple(
-            replace(other, deep=deep, pickles=pickles, launch=launch) for other in brackets
+        subject, *others = (
+            replace(each, deep=deep, pickles=pickles, launch=launch, replaced=replaced)
+            for each in (subject, *brackets)
         )
-        subject = replace(subject, deep=deep, pickles=pickles, launch=launch)
+        brackets = tuple(others)
     return replace(subject, brackets=brackets) if brackets else subject
 
 

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump(made, sys.stdout, allow_nan=False)
         print()
     elif args.output == "table":
-        _print_table(model, findings, choice, stale, verbose=args.verbose)
+        _print_table(subject.model, findings, choice, stale, verbose=args.verbose)
     else:
         text = ci_text(args.output, name, subject, findings, chosen, compared=compared)
         sys.stdout.write(text)

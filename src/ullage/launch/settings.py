@@ -124,7 +124,6 @@ UNPRICED = frozenset(
         "--prefix-match-unit",
         "--enable-eplb",
         "--eplb-config",
-        "--hf-overrides",
         "--hf-config-path",
         "--quantization",
         "--quantization-config",
