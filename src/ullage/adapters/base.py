@@ -40,8 +40,8 @@ class BaseModule:
 
     `fused_expert`: all `num_experts` in one parameter. `in_features` and `out_features` are of one
     matrix as the forward pass sees it, also where the checkpoint stores it turned round (`conv1d`).
-    For an embedding they are (vocabulary, width). `tied_to`: the module whose weight this one uses.
-    `kv_shared_from`: the layer runs on another layer's keys and values, and has none of its own.
+    For an embedding they are (vocabulary, width). `groups` counts the heads that keys and values
+    are cut by. `tied_to`: the module whose weight this one uses.
     """
 
     path: str
@@ -51,6 +51,7 @@ class BaseModule:
     out_features: int
     layer: int | None
     num_experts: int = 0
+    groups: int = 0
     tied_to: str | None = None
 
 
@@ -201,7 +202,9 @@ def _module(tensor: TensorSpec) -> BaseModule | None:
         kind = "router"
     elif tensor.role == "per_layer" and tensor.shard == "vocab":
         kind, rows, columns = "embedding", shape[1], shape[0]
-    return BaseModule(tensor.module, kind, tensor.role, columns, rows, tensor.layer, experts)
+    return BaseModule(
+        tensor.module, kind, tensor.role, columns, rows, tensor.layer, experts, tensor.groups
+    )
 
 
 def _stacked(modules: Iterable[BaseModule]) -> list[BaseModule]:

@@ -1,0 +1,47 @@
+"""One adapter, one base, one engine → a `Judgement`: `check`.
+
+Composes the base's tree, the engine's judge and the rules. Files are read elsewhere (`read.py`,
+`anatomy`).
+"""
+
+from __future__ import annotations
+
+from ullage.adapters.adapter import Adapter
+from ullage.adapters.base import base_tree
+from ullage.adapters.engines import resolve
+from ullage.adapters.rules import Base, findings_of
+from ullage.adapters.verdict import MATCHED, Judgement, ServeOptions, verdict_of
+from ullage.anatomy.spec import ModelSpec
+
+
+def check(
+    adapter: Adapter, spec: ModelSpec, options: ServeOptions, base: Base | None = None
+) -> Judgement:
+    """What the engine makes of the adapter on this base model.
+
+    Args:
+        base: what is known of the base besides its spec (name, revision), for the rules.
+
+    Raises:
+        BadUsage: an engine, a version or a limit that is not known or not taken.
+    """
+    engine, resolved = resolve(options)
+    tree = base_tree(spec)
+    answer = engine.judge()(adapter, tree, resolved)
+    verdict = verdict_of(answer)
+    findings = findings_of(adapter, tree, answer, verdict, resolved, base or Base())
+    return Judgement(
+        verdict=verdict,
+        matched=sum(module.state in MATCHED for module in answer.modules),
+        total=len(answer.modules),
+        modules=answer.modules,
+        basis=answer.basis,
+        message=answer.message,
+        slot_bytes=answer.slot_bytes,
+        findings=findings,
+        engine=engine.name,
+        version=answer.version,
+        source=answer.source,
+        limits=answer.limits,
+        notes=answer.notes,
+    )

@@ -1,0 +1,361 @@
+"""The module tree that vLLM serves, got from the base model's: `served_tree`.
+
+Holds renames, packed modules and towers, per architecture as recorded from a real vLLM
+(`vllm_0_32.jsonl`, made by tools/record_vllm_lora.py). What becomes of an adapter is `vllm.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from ullage.adapters.base import BaseModule, BaseTree
+
+TABLES = {"0.32": "vllm_0_32.jsonl"}
+Pairs = tuple[tuple[str, str], ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Renames:
+    """Renames in the order in which they are tried; each list's rules all apply, one after another.
+
+    As vLLM 0.32's WeightsMapper: library renames, regular expressions, substrings (once each),
+    prefixes, suffixes (model_executor/models/utils.py).
+    """
+
+    renaming: tuple[tuple[re.Pattern[str], str], ...] = ()
+    regex: tuple[tuple[re.Pattern[str], str], ...] = ()
+    substr: Pairs = ()
+    prefix: Pairs = ()
+    suffix: Pairs = ()
+
+    def apply(self, key: str) -> str:
+        """`key` renamed."""
+        for pattern, new in self.renaming:
+            match = pattern.search(key)
+            if match is not None:
+                filled = new.replace(r"\1", match.group(1)) if r"\1" in new else new
+                key = key.replace(match.group(0), filled, 1)
+        for pattern, new in self.regex:
+            key = pattern.sub(new, key)
+        for old, new in self.substr:
+            if old in key:
+                key = key.replace(old, new, 1)
+        for old, new in self.prefix:
+            if key.startswith(old):
+                key = key.replace(old, new, 1)
+        for old, new in self.suffix:
+            if key.endswith(old):
+                key = new.join(key.rsplit(old, 1))
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKind:
+    """What vLLM makes of modules of one path: its class, the LoRA class that wraps it (or None),
+    how many slices of output it holds (0: undivided)."""
+
+    kind: str
+    wrapper: str | None
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What one architecture says of adapters. `modules` maps path patterns ({i} for numbers).
+
+    `built` is False where no model could be built when it was recorded; `modules` and `supported`
+    are then empty. `language_model`, `connector`, `tower` are prefixes of a multimodal model that
+    tells its parts, None for one that does not.
+    """
+
+    name: str
+    built: bool
+    supports_lora: bool
+    class_name: str
+    embedding_modules: tuple[str, ...]
+    skip_prefixes: tuple[str, ...]
+    is_3d: bool
+    non_gated: bool
+    tower_lora: bool
+    packed: Mapping[str, tuple[str, ...]]
+    renames: Renames | None
+    language_model: tuple[str, ...] | None
+    connector: tuple[str, ...]
+    tower: tuple[str, ...]
+    supported: tuple[str, ...]
+    modules: Mapping[str, ModuleKind]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """One adapter-visible part of a served module: the name an adapter must give, the base module.
+
+    `expert` is the template's {e} where the name has one; `base` is None for modules that the base
+    tree does not list (towers).
+    """
+
+    name: str
+    base: BaseModule | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModule:
+    """One module that vLLM wraps (or would): its path, its parts in slice order."""
+
+    path: str
+    kind: ModuleKind
+    parts: tuple[ServedPart, ...]
+    packed: bool
+
+    @property
+    def suffix(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+class ServedTree:
+    """What a base model is served as. `visible` maps an adapter's (renamed) module name to where it
+    goes: the served module and the number of the part; experts by template ({e})."""
+
+    def __init__(
+        self, architecture: Architecture, modules: Sequence[ServedModule], *, pooling: bool
+    ) -> None:
+        self.architecture = architecture
+        self.modules: dict[str, ServedModule] = {m.path: m for m in modules}
+        self.pooling = pooling
+        self.visible: dict[str, tuple[ServedModule, int]] = {}
+        for module in modules:
+            for number, part in enumerate(module.parts):
+                self.visible.setdefault(part.name, (module, number))
+
+    def rename(self, text: str) -> str:
+        """A key or path as vLLM renames it, `base_model.model.` kept aside."""
+        renames = self.architecture.renames
+        start = "base_model.model."
+        if not text.startswith(start):
+            return renames.apply(text) if renames is not None else text
+        text = text.replace(start, "")
+        return start + (renames.apply(text) if renames is not None else text)
+
+    def find(self, name: str) -> tuple[ServedModule, int] | None:
+        """The served module, and its part, for a renamed module name; None when there is none."""
+        for tried in (name, f"model.{name}" if self.pooling else name):
+            found = self.visible.get(tried)
+            if found is not None:
+                return found
+            found = self._expert(tried)
+            if found is not None:
+                return found
+        tower = self.visible.get(_pattern(name))
+        return tower if tower is not None and tower[0].parts[0].base is None else None
+
+    def _expert(self, name: str) -> tuple[ServedModule, int] | None:
+        before, experts, rest = name.partition(".experts.")
+        number, dot, leaf = rest.partition(".")
+        if not dot or not number.isdecimal():
+            return None
+        found = self.visible.get(f"{before}{experts}{{e}}.{leaf}")
+        if found is None:
+            return None
+        base = found[0].parts[found[1]].base
+        fits = base is None or int(number) < base.num_experts
+        return found if fits else None
+
+    def is_pattern(self, name: str) -> bool:
+        """Whether a served path of this form was recorded, in whatever layer."""
+        return _pattern(name) in self.architecture.modules
+
+
+def table_names(version: str) -> str | None:
+    """The recorded table for a version, None when there is none."""
+    return TABLES.get(version)
+
+
+@lru_cache(maxsize=8)
+def architecture(name: str, version: str = "0.32") -> Architecture | None:
+    """The record of one architecture, None when vLLM does not have it."""
+    marker = b'{"architecture": ' + json.dumps(name).encode() + b","
+    data = Path(__file__).with_name(TABLES[version]).read_bytes()
+    start = data.find(marker)
+    if start < 0:
+        return None
+    end = data.find(b"\n", start)
+    return _architecture(json.loads(data[start:end]))
+
+
+def _architecture(record: dict[str, object]) -> Architecture:
+    towers = _object(record.get("towers"))
+    modules = {
+        path: ModuleKind(str(kind), None if wrapper is None else str(wrapper), int(str(slices)))
+        for path, (kind, wrapper, slices) in _object(record.get("modules")).items()
+    }
+    mapper = record.get("mapper")
+    return Architecture(
+        name=str(record["architecture"]),
+        built=bool(record["built"]),
+        supports_lora=bool(record.get("supports_lora")),
+        class_name=str(record.get("class") or record["architecture"]),
+        embedding_modules=_names(record.get("embedding_modules")),
+        skip_prefixes=_names(record.get("skip_prefixes")),
+        is_3d=bool(record.get("is_3d")),
+        non_gated=bool(record.get("non_gated")),
+        tower_lora=bool(record.get("tower_lora")),
+        packed={k: _names(v) for k, v in _object(record.get("packed")).items()},
+        renames=None if mapper is None else _renames(_object(mapper)),
+        language_model=_names(towers["language_model"]) if towers else None,
+        connector=_names(towers.get("connector")),
+        tower=_names(towers.get("tower_model")),
+        supported=_names(record.get("supported")),
+        modules=modules,
+    )
+
+
+def _object(value: object) -> dict[str, list[object]]:
+    return value if isinstance(value, dict) else {}
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()
+
+
+def _renames(mapper: dict[str, list[object]]) -> Renames:
+    renaming: list[tuple[re.Pattern[str], str]] = []
+    for pair in mapper["renaming"]:
+        sources, targets = pair  # type: ignore[misc]
+        for source, target in zip(sources, targets, strict=False):
+            renaming.append((re.compile(source), target))
+    return Renames(
+        tuple(renaming),
+        tuple((re.compile(a), b) for a, b in mapper["regex"]),  # type: ignore[misc, has-type]
+        tuple((str(a), str(b)) for a, b in mapper["substr"]),  # type: ignore[misc, has-type]
+        tuple((str(a), str(b)) for a, b in mapper["prefix"]),  # type: ignore[misc, has-type]
+        tuple((str(a), str(b)) for a, b in mapper["suffix"]),  # type: ignore[misc, has-type]
+    )
+
+
+def _pattern(path: str) -> str:
+    """The path with its numbers as {i}."""
+    parts = path.split(".")
+    return ".".join("{i}" if part.isdecimal() else part for part in parts)
+
+
+def served_tree(tree: BaseTree, found: Architecture, *, pooling: bool) -> ServedTree:
+    """The served modules of a base model, parts in the order of the packed module's slices."""
+    parents = {
+        child: parent
+        for parent, children in found.packed.items()
+        if len(children) > 1
+        for child in children
+    }
+    slots: dict[str, dict[str, BaseModule]] = {}
+    for path, base in tree.modules.items():
+        if base.tied_to is not None and not tree.spec.lm_head:
+            continue
+        name = found.renames.apply(path + ".weight")[:-7] if found.renames else path
+        served = _served_path(name, base, found, parents)
+        if served is not None:
+            slots.setdefault(served, {})[name] = base
+    modules = [_module(path, parts, found) for path, parts in slots.items()]
+    modules += _towers(found, {_pattern(path) for path in slots})
+    return ServedTree(found, modules, pooling=pooling)
+
+
+def _served_path(
+    name: str, base: BaseModule, found: Architecture, parents: Mapping[str, str]
+) -> str | None:
+    """The path of the module that holds a base module of this (renamed) name, None when none."""
+    before, dot, suffix = name.rpartition(".")
+    if base.kind in ("expert", "fused_expert"):
+        experts = name[: name.rindex(".experts") + 8] if ".experts" in name else None
+        return experts if experts is not None and _known(experts, found) else None
+    parent = parents.get(suffix)
+    if parent is not None and _known(f"{before}{dot}{parent}", found):
+        return f"{before}{dot}{parent}"
+    return name if _known(name, found) else None
+
+
+def _known(path: str, found: Architecture) -> bool:
+    return not found.built or _pattern(path) in found.modules
+
+
+def _module(path: str, bases: Mapping[str, BaseModule], found: Architecture) -> ServedModule:
+    kind = found.modules.get(_pattern(path)) or _guessed_kind(bases)
+    suffix = path.rpartition(".")[2]
+    children = found.packed.get(suffix, ())
+    if kind.kind == "MoERunner":
+        return ServedModule(path, kind, _experts(path, bases, children, found), packed=True)
+    if len(children) <= 1:
+        name, base = next(iter(bases.items()))
+        return ServedModule(path, kind, (ServedPart(path, bases.get(path, base)),), packed=False)
+    before = path[: -len(suffix)]
+    parts = tuple(ServedPart(before + child, bases.get(before + child)) for child in children)
+    return ServedModule(path, kind, parts, packed=True)
+
+
+def _experts(
+    path: str, bases: Mapping[str, BaseModule], children: Sequence[str], found: Architecture
+) -> tuple[ServedPart, ...]:
+    """Two parts for the stacked layout (gate_up as `.base_layer`, down), else those by expert."""
+    before = path[: -len("experts")]
+    by_role = {base.role: base for base in bases.values() if base.kind == "fused_expert"}
+    if found.is_3d:
+        return (
+            ServedPart(f"{path}.base_layer", by_role.get("expert_gate_up")),
+            ServedPart(path, by_role.get("expert_down")),
+        )
+    single = {base.role: base for base in bases.values() if base.kind == "expert"}
+    order = ("expert_up", "expert_down") if found.non_gated else (
+        "expert_gate", "expert_down", "expert_up",
+    )  # fmt: skip
+    return tuple(
+        ServedPart(
+            before + child, bases.get(before + child) or single.get(order[number % len(order)])
+        )
+        for number, child in enumerate(children)
+    )
+
+
+def _guessed_kind(bases: Mapping[str, BaseModule]) -> ModuleKind:
+    """For an architecture that could not be built when it was recorded: from the base's kinds."""
+    kinds = {base.kind for base in bases.values()}
+    if "expert" in kinds or "fused_expert" in kinds:
+        return ModuleKind("MoERunner", "FusedMoE", 0)
+    if "head" in kinds:
+        return ModuleKind("ParallelLMHead", None, 0)
+    if "embedding" in kinds:
+        return ModuleKind("VocabParallelEmbedding", "VocabParallelEmbedding", 0)
+    return ModuleKind("LinearBase", "Linear", len(bases) if len(bases) > 1 else 0)
+
+
+def _towers(found: Architecture, taken: set[str]) -> list[ServedModule]:
+    """Recorded modules outside the language model, by pattern: their numbers stay {i}."""
+    prefixes = (*found.tower, *found.connector)
+    return [
+        ServedModule(path, kind, (ServedPart(path, None),), packed=False)
+        for path, kind in found.modules.items()
+        if path not in taken and path.startswith(prefixes) and prefixes
+    ]
+
+
+Part = Literal["language", "tower", "connector"]
+
+
+def part_of(path: str, found: Architecture) -> Part | None:
+    """Which part of a multimodal model holds a served path, by the longest prefix; None: none.
+
+    `language` for every path of a model that does not tell its parts.
+    """
+    if found.language_model is None:
+        return "language"
+    candidates: list[tuple[int, Part]] = []
+    for part, prefixes in (
+        ("language", found.language_model), ("connector", found.connector), ("tower", found.tower),
+    ):  # fmt: skip
+        candidates += [(len(p), part) for p in prefixes if path.startswith(p)]  # type: ignore[misc]
+    return max(candidates)[1] if candidates else None

@@ -1,0 +1,180 @@
+"""`ullage adapter check ADAPTER --base MODEL`: what an engine makes of a LoRA adapter.
+
+Holds flags, the table and the JSON document; judging is `ullage.adapters`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+from ullage.adapters.base import base_tree
+from ullage.adapters.check import check
+from ullage.adapters.engines import ENGINES
+from ullage.adapters.read import read_adapter
+from ullage.adapters.rules import Base
+from ullage.adapters.verdict import Judgement, ServeOptions
+from ullage.anatomy import load
+from ullage.anatomy.spec import Anatomy, ModelSpec
+from ullage.cli.flags import located, positive_integer
+from ullage.errors import BadUsage
+
+ACTIONS: Mapping[str, str] = {
+    "check": "say what an engine makes of an adapter, module by module",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `ullage adapter` and their flags."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, summary in ACTIONS.items():
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        action = actions.add_parser(name, help=summary, description=sentence)
+        if name == "check":
+            add_check_arguments(action)
+        else:
+            import_module(f"ullage.cli.adapter_{name.replace('-', '_')}").add_arguments(action)
+
+
+def add_adapter_and_base(parser: argparse.ArgumentParser) -> None:
+    """ADAPTER and --base, which every action has."""
+    parser.add_argument(
+        "adapter",
+        metavar="ADAPTER",
+        help="the adapter's directory (adapter_config.json and its weights)",
+    )
+    parser.add_argument(
+        "--base", metavar="MODEL", required=True,
+        help="the base model, as for `ullage size`: a directory, a configuration, a hub id",
+    )  # fmt: skip
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The engine and how it is started, in vLLM's names."""
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--engine", choices=tuple(ENGINES), default="vllm", help="default: vllm")
+    engine.add_argument("--engine-version", metavar="X.Y", help="default: the newest that is known")
+    engine.add_argument("--max-lora-rank", type=positive_integer, metavar="N")
+    engine.add_argument("--max-loras", type=positive_integer, metavar="N")
+    engine.add_argument(
+        "--lora-target-modules", nargs="+", metavar="NAME", help="only these modules are adapted"
+    )
+    engine.add_argument("--lora-dtype", choices=("auto", "float16", "bfloat16"), default="auto")
+    engine.add_argument(
+        "--tensor-parallel-size", "--tp", "-tp", type=positive_integer, default=1, metavar="N"
+    )
+    for flag in ("--enable-tower-connector-lora", "--enable-mixed-moe-lora-format",
+                 "--fully-sharded-loras"):  # fmt: skip
+        engine.add_argument(flag, action=argparse.BooleanOptionalAction, default=False)
+    engine.add_argument(
+        "--is-3d-lora-weight", action=argparse.BooleanOptionalAction, default=False,
+        help="the request says so (only with --enable-mixed-moe-lora-format)",
+    )  # fmt: skip
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    add_adapter_and_base(parser)
+    add_engine_arguments(parser)
+    parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="list every module and every clear rule"
+    )
+    parser.set_defaults(do=run_check)
+
+
+def options_from(args: argparse.Namespace) -> ServeOptions:
+    """The options that the flags describe; what was not said stays the engine's default."""
+    return ServeOptions(
+        engine=args.engine,
+        version=args.engine_version,
+        max_lora_rank=args.max_lora_rank,
+        max_loras=args.max_loras,
+        lora_target_modules=None
+        if args.lora_target_modules is None
+        else tuple(args.lora_target_modules),
+        enable_tower_connector_lora=args.enable_tower_connector_lora,
+        enable_mixed_moe_lora_format=args.enable_mixed_moe_lora_format,
+        is_3d_lora_weight=args.is_3d_lora_weight,
+        fully_sharded_loras=args.fully_sharded_loras,
+        tensor_parallel_size=args.tensor_parallel_size,
+        lora_dtype=None if args.lora_dtype == "auto" else args.lora_dtype,
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the action: 0 when it works, 1 when it does not, 2 for bad input."""
+    code: int = args.do(args)
+    return code
+
+
+def run_check(args: argparse.Namespace) -> int:
+    judgement = judged(args)
+    if args.output == "json":
+        json.dump(document(args.adapter, args.base, judgement), sys.stdout, allow_nan=False)
+        print()
+    else:
+        from ullage.cli.adapter_table import lines  # only a reader of tables pays for it
+
+        sys.stdout.write("".join(f"{line}\n" for line in lines(args, judgement)))
+    return int(judgement.verdict != "works")
+
+
+def judged(args: argparse.Namespace) -> Judgement:
+    """The judgement that the flags ask for."""
+    adapter = read_adapter(Path(args.adapter))
+    path, _ = located(args.base)
+    return check(adapter, _known(load(path).anatomy, args.base), options_from(args),
+                 Base(name=args.base))  # fmt: skip
+
+
+def _known(anatomy: Anatomy, name: str) -> ModelSpec:
+    """The spec, if whatever is not understood of it leaves its modules alone."""
+    spec, low, high = anatomy.spec, anatomy.low, anatomy.high
+    if low is high:
+        return spec
+    if base_tree(low).modules != base_tree(high).modules:
+        unknown = ", ".join(f"{u.field} {u.found}" for u in spec.unknowns) or "its sizes"
+        raise BadUsage(
+            f"not understood: {unknown}", file=name, expected="a base model whose modules are known"
+        )
+    # A dtype that is not known gives no bytes per slot, instead of a guess.
+    return spec if low.dtype == high.dtype else replace(spec, dtype="unknown")
+
+
+def document(adapter: str, base: str, judgement: Judgement) -> dict[str, object]:
+    """The JSON document of one judgement."""
+    from ullage.findings.json import finding_document
+
+    return {
+        "adapter": adapter,
+        "base": base,
+        "engine": judgement.engine,
+        "engine_version": judgement.version,
+        "verdict": judgement.verdict,
+        "matched": judgement.matched,
+        "total": judgement.total,
+        "basis": judgement.basis,
+        "source": judgement.source,
+        "message": judgement.message,
+        "slot_bytes": judgement.slot_bytes,
+        "limits": dict(judgement.limits),
+        "notes": list(judgement.notes),
+        "modules": [
+            {
+                "key": module.key,
+                "module": module.module,
+                "target": module.target,
+                "scale_expected": module.scale_expected,
+                "scale_applied": module.scale_applied,
+                "state": module.state.value,
+                "detail": module.detail,
+            }
+            for module in judgement.modules
+        ],
+        "findings": [finding_document(finding) for finding in judgement.findings],
+    }
