@@ -112,7 +112,7 @@ class Attention:
 class Indexer:
     """The small scorer of sparse attention: which keys a query may see.
 
-    It caches one key of head_dim per token; `shared` layers reuse an earlier layer's choice and
+    It caches one key of head_dim per token (`kept` numbers where that is not what it keeps); `shared` layers reuse an earlier layer's choice and
     store neither weights nor cache. `topk` counts tokens (or blocks of `block` tokens).
     """
 
@@ -121,6 +121,7 @@ class Indexer:
     topk: int
     block: int = 1
     shared: bool = False
+    kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +397,8 @@ class ModelSpec:
     """A whole model. `layers` is the stack that generates (or encodes, for an encoder).
 
     `kind` decoder, encoder or encoder-decoder; `encoder_layers` is the other stack of an
-    encoder-decoder. `mtp_layers` are multi-token-prediction layers, off unless asked for.
+    encoder-decoder, `encoder_hidden_size` its width where it has another. `mtp_layers` are
+    multi-token-prediction layers, off unless asked for.
     `family` is the row of the family table that was used, "generic" when none fits.
     `dtype` is what unquantised weights are stored in. `judges` says what a classifying head that
     stands in for the output head looks at, with `num_labels` outputs.
@@ -418,6 +420,7 @@ class ModelSpec:
     embedding_size: int | None = None
     encoder_layers: tuple[LayerSpec, ...] = ()
     encoder_positions: Positions | None = None
+    encoder_hidden_size: int | None = None
     mtp_layers: tuple[LayerSpec, ...] = ()
     token_types: int = 0
     final_norm: bool = True

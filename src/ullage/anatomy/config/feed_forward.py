@@ -75,6 +75,9 @@ def num_experts(section: Section) -> int:
 def read_experts(section: Section, family: Family) -> Experts | None:
     """The mixture of experts of the sparse layers, or None for a dense model."""
     count = num_experts(section)
+    if family.experts_if is not None and not section.boolean(family.experts_if, False):
+        section.ignore(*section.names("num_experts"), *section.names("num_experts_per_tok"))
+        return None
     if count == 0:
         if section.has("num_experts"):  # a dense sibling of a sparse model says 0
             section.ignore(*section.names("num_experts_per_tok"), family.expert_width)
@@ -105,6 +108,7 @@ def read_experts(section: Section, family: Family) -> Experts | None:
         score_correction_bias=topk_method == "noaux_tc"
         or fact(section, family.score_bias, "score_bias", likely=False, widens="weights"),
         latent=section.optional_integer("moe_latent_size", maximum=MAX_WIDTH),
+        router_width=section.optional_integer("router_hidden_size", maximum=MAX_WIDTH),
         zero_experts=section.optional_integer("zero_expert_num", minimum=0, maximum=MAX_EXPERTS)
         or 0,
         num_groups=section.optional_integer("n_group", maximum=MAX_EXPERTS) or 1,

@@ -119,6 +119,7 @@ def _compress_ratios(section: Section, family: Family) -> list[Kind]:
 
 
 def _mamba(section: Section, family: Family) -> list[Kind]:
+    section.ignore("layer_types")
     return [("mamba", "none")] * num_layers(section)
 
 
@@ -257,6 +258,72 @@ def _llama4(section: Section, family: Family) -> list[Kind]:
     ]
 
 
+def _fourier(section: Section, family: Family) -> list[Kind]:
+    """FNet: a Fourier transform over tokens and channels, which has no weight, mixes them."""
+    section.ignore("num_attention_heads")
+    section.reading.unknown(
+        section.field("fourier"), "mixing by Fourier transforms, not priced", "flops"
+    )
+    return [("none", None)] * num_layers(section)
+
+
+def _halves(section: Section, family: Family) -> list[Kind]:
+    """Dory: attention and MLP of a layer may be listed one after the other."""
+    words = section.texts("layer_types")
+    n = num_layers(section)
+    if words is None:
+        return [("full" if (i + 1) % 4 == 0 else "sliding", None) for i in range(n)]
+    if len(words) != n:
+        raise section.error("layer_types", list(words), f"a list of {n}")
+    if "mlp" in words:
+        for i, word in enumerate(words[1::2]):
+            if word != "mlp":
+                raise section.error(f"layer_types[{2 * i + 1}]", word, "mlp")
+        words = words[::2]
+    return _from_words(section, "layer_types", words, WORDS)
+
+
+def _two_stacks(section: Section, family: Family) -> list[Kind]:
+    """HRM: two stacks of num_layers_per_stack; num_hidden_layers counts the runs where both are."""
+    own = section.optional_integer("num_layers_per_stack", maximum=MAX_LAYERS // 2)
+    if own is None:
+        own = section.integer("num_hidden_layers", maximum=MAX_LAYERS // 2)
+    section.ignore("num_hidden_layers")
+    return [("full", None)] * (2 * own)
+
+
+def _shared_blocks(section: Section, family: Family) -> list[Kind]:
+    """Zamba: a hybrid layer is a transformer layer whose output a Mamba layer reads."""
+    n = num_layers(section)
+    words = section.texts("layer_types", length=n)
+    if words is None:
+        period = section.optional_integer("attn_layer_period")
+        if period is None:
+            raise section.error("layers_block_type", None, f"the kinds of the {n} layers")
+        offset = section.integer("attn_layer_offset", minimum=0)
+        words = tuple(_zamba_word(i, period, offset) for i in range(n))
+    section.ignore("attn_layer_period", "attn_layer_offset", "hybrid_layer_ids")
+    kinds: list[Kind] = []
+    for i, word in enumerate(words):
+        if word not in ("mamba", "linear_attention", "hybrid"):
+            raise section.error(f"layers_block_type[{i}]", word, "mamba or hybrid")
+        if word == "hybrid":
+            kinds.append(("full", "dense"))
+        kinds.append(("mamba", "none"))
+    return kinds
+
+
+def _zamba_word(i: int, period: int, offset: int) -> str:
+    """Zamba's own default: two Mamba layers and a hybrid, then one hybrid in each period."""
+    return "hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba"
+
+
+def _group_size(section: Section, family: Family) -> list[Kind]:
+    """Ring hybrids: the last layer of each layer_group_size is full."""
+    size = section.integer("layer_group_size")
+    return [("linear" if (i + 1) % size else "full", None) for i in range(num_layers(section))]
+
+
 def _double(section: Section, family: Family) -> list[Kind]:
     """LongCat-Flash: each of num_layers holds two attentions and two MLPs; its experts run beside
     the first MLP. It is told as two layers."""
@@ -266,7 +333,6 @@ def _double(section: Section, family: Family) -> list[Kind]:
 
 
 PLANS: dict[str, Callable[[Section, Family], list[Kind]]] = {
-    "nemotron_h": _nemotron_h,
     "interval": _interval,
     "compress_ratios": _compress_ratios,
     "period": _period,
@@ -277,13 +343,24 @@ PLANS: dict[str, Callable[[Section, Family], list[Kind]]] = {
     "gpt_neo": _gpt_neo,
     "kimi_linear": _kimi_linear,
     "llama4": _llama4,
-    "mamba": _mamba,
+    "group_size": _group_size,
     "hybrid": _hybrid,
     "hybrid_layer_pattern": _pattern_flags,
     "every_n": _every_n,
     "sparse_freq": _sparse_freq,
     "cross": _cross,
+    "fourier": _fourier,
     "double": _double,
+}
+
+
+# Plans that read layer_types in a way of their own, or not at all.
+OWN_LISTS: dict[str | None, Callable[[Section, Family], list[Kind]]] = {
+    "nemotron_h": _nemotron_h,
+    "mamba": _mamba,
+    "halves": _halves,
+    "two_stacks": _two_stacks,
+    "shared_blocks": _shared_blocks,
 }
 
 
@@ -363,11 +440,8 @@ def read_kinds(section: Section, family: Family) -> list[Kind]:
 
 
 def _read_kinds(section: Section, family: Family) -> list[Kind]:
-    if family.plan == "nemotron_h":
-        return _nemotron_h(section, family)
-    if family.plan == "mamba":
-        section.ignore("layer_types")
-        return _mamba(section, family)
+    if family.plan in OWN_LISTS:
+        return OWN_LISTS[family.plan](section, family)
     words = section.texts("layer_types")
     if words is not None:
         n = num_layers(section)
@@ -388,7 +462,8 @@ def _read_kinds(section: Section, family: Family) -> list[Kind]:
             "no_rope_layer_interval",
             "global_attn_every_n_layers",
         )
-        kinds = _from_words(section, "layer_types", words[:n], WORDS)
+        own = {word: WORDS[meant] for word, meant in family.words.items()}
+        kinds = _from_words(section, "layer_types", words[:n], WORDS | own)
         if all(kind != "sliding" for kind, _ in kinds):
             section.ignore("sliding_window")
         if all(kind != "conv" for kind, _ in kinds):

@@ -12,6 +12,7 @@ from ullage.anatomy.config.blocks import read_blocks
 from ullage.anatomy.config.feed_forward import read_dense, read_experts, sparse_layers
 from ullage.anatomy.config.keys import Section
 from ullage.anatomy.config.layer_kinds import Kind, read_kinds, read_single, rope_layers
+from ullage.anatomy.config.loops import run_order
 from ullage.anatomy.config.mixers import (
     FINE_RATIO,
     MAX_WIDTH,
@@ -33,6 +34,7 @@ from ullage.anatomy.spec import (
     NoMixer,
     Parallel,
 )
+from ullage.anatomy.tensors.sizes import layer_sizes, size_of
 from ullage.errors import UnsupportedModel
 
 _LATENT_KEYS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -95,7 +97,7 @@ def read_layers(
     if experts is None:
         sparse_layers(text, n)  # a dense sibling of a sparse model may keep the keys
     mixers = _mixers(text, family, [kind for kind, _ in kinds])
-    if text.knows("enable_moe_block"):
+    if text.knows("enable_moe_block") or text.knows("use_double_wide_mlp"):
         return _gemma4(text, family, kinds, mixers, experts)
     needs_dense = any(
         kind == "dense" or (kind is None and not s)
@@ -127,24 +129,21 @@ def read_layers(
                 parallel_dense=beside,
             )
         )
-    return _grouped(text, layers), dense, experts
+    return _runs(text, family, layers), dense, experts
 
 
-def _grouped(text: Section, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """ALBERT: num_hidden_groups sets of weights, each run by that many layers in a row."""
-    groups = text.optional_integer("num_hidden_groups", maximum=len(layers))
-    if groups is None:
-        return tuple(layers)
-    text.ignore("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
-    inner = text.integer("inner_group_num", 1, why="default: 1")
-    if inner != 1:
-        raise text.error("inner_group_num", inner, "1")
-    first: dict[int, int] = {}
-    out = []
-    for i, layer in enumerate(layers):
-        held = first.setdefault(i * groups // len(layers), i)
-        out.append(layer if held == i else replace(layer, weights_from=held))
-    return tuple(out)
+def _runs(text: Section, family: Family, layers: list[LayerSpec]) -> tuple[LayerSpec, ...]:
+    """The layers as they run, each with the convolution tails that its family keeps."""
+    if family.tail is not None:
+        sizes = {"H": text.integer("hidden_size", maximum=MAX_WIDTH)}
+        for key in family.sizes:
+            size = text.integer(key, maximum=MAX_WIDTH)
+            sizes |= {key: size, f"{key}-1": size - 1}
+        layers = [
+            replace(x, conv_tail=size_of(family.tail, sizes | layer_sizes(x, first=False)) or 0)
+            for x in layers
+        ]
+    return run_order(text, family.loop, layers)
 
 
 def _gemma4(
@@ -216,6 +215,11 @@ def _rotating(text: Section, family: Family, kinds: list[str]) -> list[bool] | N
         return rope_layers(text, len(kinds))
     if family.nope == "full" and "sliding" in kinds:
         return [kind != "full" for kind in kinds]
+    if family.nope == "thetas":  # a base of 0 turns nothing
+        thetas = text.find("layer_rope_theta")
+        if not isinstance(thetas, list | tuple) or len(thetas) != len(kinds):
+            raise text.error("layer_rope_theta", thetas, f"a list of {len(kinds)}")
+        return [bool(theta) for theta in thetas]
     if family.nope == "if_nope":  # Granite-4
         nope = text.optional_text("position_embedding_type") == "nope"
         return [not nope] * len(kinds)
@@ -296,6 +300,9 @@ def _own_heads(text: Section, mixers: list[Mixer]) -> list[Mixer]:
             if "head_dim" in sizes and mixer.v_head_dim == mixer.head_dim:
                 sizes.setdefault("v_head_dim", sizes["head_dim"])
             changed = replace(mixer, **sizes)  # type: ignore[arg-type]
+            if mixer.rope is not None:  # the same share of another head turns
+                turned = mixer.rope.rotary_dim * changed.head_dim // mixer.head_dim
+                changed = replace(changed, rope=replace(mixer.rope, rotary_dim=turned))
             if changed.num_heads % changed.num_kv_heads:
                 raise text.error("num_key_value_heads", changed.num_kv_heads, "a divisor of heads")
             made[found] = changed
@@ -334,8 +341,11 @@ def _shared_kv(text: Section, kinds: list[str], mixers: list[Mixer]) -> list[Mix
     n = len(mixers)
     if count == 0:
         return mixers
-    if count >= n:
-        raise text.error("num_kv_shared_layers", count, f"fewer than the {n} layers")
+    if count == n:  # a draft whose every layer reads its target's cache
+        foreign = {id(m): replace(m, kv_shared_from=-1) for m in mixers if isinstance(m, Attention)}
+        return [foreign.get(id(m), m) for m in mixers]
+    if count > n:
+        raise text.error("num_kv_shared_layers", count, f"at most the {n} layers")
     first = n - count
     last = {kind: i for i, kind in enumerate(kinds[:first])}
     out = list(mixers)

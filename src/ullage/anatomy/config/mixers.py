@@ -50,6 +50,45 @@ def fact(section: Section, value: Fact, field: str, *, likely: bool, widens: Wid
     )
 
 
+def maybe_size(section: Section, name: str) -> int:
+    """A size that may be absent (0), a flag (1 or 0), a list (its length), one of its numbers
+    (`key[0]`), or `key=word` (1 or 0).
+
+    Raises MalformedConfig for anything else.
+    """
+    if name.endswith("]"):
+        key, _, index = name[:-1].partition("[")
+        listed = section.integers(key, maximum=MAX_WIDTH) or ()
+        return listed[int(index)] if int(index) < len(listed) else 0
+    key, equals, word = name.partition("=")
+    if equals:
+        return int(section.optional_text(key) == word)
+    value = section.find(key, null_counts=True)
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, list | tuple):
+        return len(value)
+    return section.optional_integer(key, minimum=0, maximum=MAX_WIDTH) or 0
+
+
+def cheaper_window(section: Section, family: Family) -> int | None:
+    """The window that brackets the work of attention which the family's code approximates.
+
+    Between attending to one token and to all; weights and caches do not depend on it.
+    """
+    condition = family.cheaper_if
+    if condition is None or (condition != "always" and not maybe_size(section, condition)):
+        return None
+    return section.reading.decide(
+        section.field("attention"),
+        "an approximation of full attention, priced between one token and all",
+        likely=None,
+        low=1,
+        high=None,
+        widens=("flops",),
+    )
+
+
 def read_heads(section: Section) -> tuple[int, int]:
     """(num_attention_heads, num_key_value_heads), checked to divide."""
     num_heads = section.integer("num_attention_heads", maximum=MAX_HEADS)
@@ -84,12 +123,12 @@ def read_heads(section: Section) -> tuple[int, int]:
     return num_heads, num_kv_heads
 
 
-def read_head_dim(section: Section, num_heads: int) -> int:
-    """head_dim as the configuration says it, else hidden_size / num_attention_heads."""
+def read_head_dim(section: Section, num_heads: int, reads: int = 1) -> int:
+    """head_dim as the configuration says it, else `reads` × hidden_size / num_attention_heads."""
     head_dim = section.optional_integer("head_dim", maximum=MAX_WIDTH)
     if head_dim is not None:
         return head_dim
-    hidden_size = section.integer("hidden_size", maximum=MAX_WIDTH)
+    hidden_size = reads * section.integer("hidden_size", maximum=MAX_WIDTH)
     if hidden_size % num_heads:
         raise section.error(
             "hidden_size", hidden_size, f"a multiple of num_attention_heads, {num_heads}"
@@ -138,10 +177,21 @@ def _unsaid_qk_norm(section: Section) -> QkNorm:
     )
 
 
-def _sizes(section: Section, kind: str) -> tuple[int, int, int, int]:
+def _query_set_heads(section: Section) -> tuple[int, int]:
+    """JetMoe: each chosen set has as many heads as there are KV heads."""
+    num_kv_heads = section.integer("num_key_value_heads", maximum=MAX_HEADS)
+    num_heads = num_kv_heads * section.integer("num_experts_per_tok", maximum=MAX_HEADS)
+    stated = section.optional_integer("num_attention_heads", maximum=MAX_HEADS)
+    if stated not in (None, num_heads):
+        raise section.error("num_attention_heads", stated, f"KV heads × experts, {num_heads}")
+    return num_heads, num_kv_heads
+
+
+def _sizes(section: Section, family: Family, kind: str) -> tuple[int, int, int, int]:
     """(heads, KV heads, head_dim, v_head_dim) of the layers of one kind."""
-    num_heads, num_kv_heads = read_heads(section)
-    head_dim = read_head_dim(section, num_heads)
+    heads = _query_set_heads(section) if family.query_sets else read_heads(section)
+    num_heads, num_kv_heads = heads
+    head_dim = read_head_dim(section, num_heads, 2 if family.reads_twice else 1)
     v_head_dim = section.optional_integer("v_head_dim", minimum=0, maximum=MAX_WIDTH) or head_dim
     if kind == "full":
         section.ignore("num_sliding_attention_heads")
@@ -174,7 +224,7 @@ def _has_sinks(section: Section, family: Family, kind: str) -> bool:
 
 def read_attention(section: Section, family: Family, kind: str) -> Attention:
     """Softmax attention of the full, sliding or chunked layers."""
-    num_heads, num_kv_heads, head_dim, v_head_dim = _sizes(section, kind)
+    num_heads, num_kv_heads, head_dim, v_head_dim = _sizes(section, family, kind)
     k_eq_v = False
     if kind == "full" and section.knows("global_head_dim"):  # Gemma-4's global layers
         head_dim = section.optional_integer("global_head_dim", maximum=MAX_WIDTH) or head_dim
@@ -186,11 +236,15 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
             raise section.error(
                 "num_global_key_value_heads", num_kv_heads, f"a divisor of {num_heads}"
             )
+    elif kind == "full" and section.knows("attention_k_eq_v"):  # its sizes lie in per_layer_config
+        k_eq_v = section.boolean("attention_k_eq_v", False)
     window = chunk = None
     if kind == "sliding":
-        window = section.integer("sliding_window")
+        window = _window(section, family)
     elif kind == "chunked":
         chunk = section.integer("attention_chunk_size")
+    else:
+        window = cheaper_window(section, family)
     q_bias = fact(section, family.q_bias, "attention_bias", likely=False, widens="weights")
     gate = family.output_gate
     if gate is not None and family.output_gate_if is not None:
@@ -225,7 +279,18 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
         rope=read_rope(section, head_dim, kind, interleaved=interleaved) if rotates else None,
         sparse_index=_block_index(section, kind),
         q_lora_rank=section.optional_integer("share_q_dim", maximum=MAX_WIDTH),
+        input_size=2 * section.integer("hidden_size", maximum=MAX_WIDTH)
+        if family.reads_twice
+        else None,
+        query_sets=section.integer("num_experts") if family.query_sets else 0,
     )
+
+
+def _window(section: Section, family: Family) -> int:
+    if family.window_twice is not None and section.knows(family.window_twice):
+        section.ignore("sliding_window")
+        return section.integer(family.window_twice, minimum=2) // 2
+    return section.integer("sliding_window")
 
 
 def _scale(section: Section) -> float | None:
@@ -275,10 +340,31 @@ def read_indexer(section: Section) -> Indexer | None:
     if topk is None:
         return None
     section.ignore("indexer_rope_interleave")
+    head_dim = section.integer("index_head_dim", maximum=MAX_WIDTH)
     return Indexer(
         num_heads=section.integer("index_n_heads", maximum=MAX_HEADS),
-        head_dim=section.integer("index_head_dim", maximum=MAX_WIDTH),
+        head_dim=head_dim,
         topk=topk,
+        kept=_pooled_keys(section, head_dim),
+    )
+
+
+def _pooled_keys(section: Section, head_dim: int) -> int | None:
+    """GLM-5 Next scores pools of index_kpool keys: an engine may keep the pools alone.
+
+    transformers 5.24 (glm5_next) keeps every key, its gate and a flag.
+    """
+    pool = section.optional_integer("index_kpool")
+    section.ignore("index_kpool_always_select_tail")
+    if pool is None:
+        return None
+    return section.reading.decide(
+        section.field("index_kpool"),
+        f"keys pooled {pool} to one, kept pooled or whole",
+        likely=2 * head_dim + 1,
+        low=-(-head_dim // pool),
+        high=2 * head_dim + 1,
+        widens=("kv",),
     )
 
 
@@ -303,7 +389,7 @@ def read_latent(section: Section, family: Family) -> LatentAttention:
     """MLA: DeepSeek-V2/V3, Kimi-K2, GLM-5, MiniCPM-3."""
     # What head_dim says is the rotary part or the whole, by release; nothing depends on it.
     section.ignore("head_dim", "qk_head_dim", "attn_type", *section.names("num_key_value_heads"))
-    rope_dim = section.integer("qk_rope_head_dim", maximum=MAX_WIDTH)
+    rope_dim = section.integer("qk_rope_head_dim", minimum=0, maximum=MAX_WIDTH)
     return LatentAttention(
         num_heads=section.integer("num_attention_heads", maximum=MAX_HEADS),
         kv_lora_rank=section.integer("kv_lora_rank", maximum=MAX_WIDTH),
@@ -321,7 +407,7 @@ def read_latent(section: Section, family: Family) -> LatentAttention:
             ),
             whole=True,
         )
-        if family.nope != "all"
+        if family.nope != "all" and rope_dim
         else None,
         indexer=read_indexer(section),
     )

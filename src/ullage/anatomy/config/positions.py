@@ -27,8 +27,8 @@ _STRUCTURAL = {
 }
 # Newer configs key rope_parameters by kind of layer: which word stands for which kind.
 _KIND_KEYS = {
-    "full": ("full_attention", "main", "global"),
-    "sliding": ("sliding_attention", "local", "main"),
+    "full": ("full_attention", "main", "global", "hybrid"),
+    "sliding": ("sliding_attention", "local", "main", "hybrid_sliding"),
     "chunked": ("chunked_attention",),
     "compressed": ("compress",),
 }

@@ -13,7 +13,7 @@ from ullage.anatomy.config.defaults import ClassDefaults, class_defaults
 from ullage.anatomy.config.encoder_decoder import read_stacks
 from ullage.anatomy.config.keys import Mode, Reading, Section, show
 from ullage.anatomy.config.layers import read_layers, read_mtp
-from ullage.anatomy.config.mixers import MAX_WIDTH, fact
+from ullage.anatomy.config.mixers import MAX_WIDTH, fact, maybe_size
 from ullage.anatomy.config.positions import read_disentangled, read_positions
 from ullage.anatomy.config.spellings import TEXT_KEYS
 from ullage.anatomy.families.family import Family
@@ -111,9 +111,11 @@ def _find_text(config: Mapping[str, object], reading: Reading) -> _Found:
     for _ in range(4):
         known = class_defaults(model_type)
         nested = dict(known.nested) if known else {}
-        key = next((k for k in TEXT_KEYS if isinstance(values.get(k), Mapping)), None)
+        decoder_key = family_of(model_type, "").decoder_key
+        keys = TEXT_KEYS if decoder_key is None else (*TEXT_KEYS, decoder_key)
+        key = next((k for k in keys if isinstance(values.get(k), Mapping)), None)
         if key is None:
-            key = next((k for k in TEXT_KEYS if k in nested and k not in values), None)
+            key = next((k for k in keys if k in nested and k not in values), None)
             if key is None or "hidden_size" in values:
                 break
         section = _section(values, reading, path, known)
@@ -161,12 +163,16 @@ def _read(
             field=text.field("model_type"),
             expected="a kind of model that can be priced",
         )
+    _check_row(found)
     for name in family.flatten:
         text.flatten(name)
     text.ignore(*family.ignored)
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
     embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
-    stacks = read_stacks(text, family) if family.kind == "encoder-decoder" else None
+    _require(text, family)
+    stacks = None
+    if family.kind == "encoder-decoder":
+        stacks = read_stacks(text, found.around, family)
     if stacks is not None and found.architecture.endswith("ForCausalLM"):
         stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
     if stacks is None:
@@ -193,11 +199,16 @@ def _read(
         dtype=_dtype(found),
         embedding_size=None if embedding == hidden_size else embedding,
         encoder_layers=stacks.encoder if stacks else (),
+        encoder_hidden_size=stacks.encoder_hidden_size if stacks else None,
         encoder_positions=stacks.encoder_positions if stacks else None,
         mtp_layers=mtp,
         token_types=_token_types(text, family),
         final_norm=_final_norm(text, family),
-        embedding_norm=family.embedding_norm,
+        embedding_norm=family.embedding_norm
+        or (
+            family.embedding_norm_if is not None
+            and bool(maybe_size(text, family.embedding_norm_if))
+        ),
         embedding_scale=_embedding_scale(text, family, hidden_size),
         lm_head=_has_lm_head(found),
         lm_head_bias=fact(
@@ -218,6 +229,28 @@ def _read(
             section.ignore("vocab_size")
     unread = [key for section in (*found.around, text) for key in section.unread()]
     return spec, reading, tuple(unread)
+
+
+def _check_row(found: _Found) -> None:
+    """Raise where the family's row holds for other values or another class only."""
+    text, family = found.text, found.family
+    for key, wanted in family.requires.items():
+        value = text.values.get(key, text.defaults.get(key, wanted))
+        if value != wanted:
+            raise UnsupportedModel(
+                f"{show(value)} in the family {family.name}",
+                file=text.reading.file,
+                field=text.field(key),
+                expected=show(wanted),
+            )
+        text.ignore(key)
+    if family.classes and found.architecture and found.architecture not in family.classes:
+        raise UnsupportedModel(
+            f"{show(found.architecture)} has parts that are not understood",
+            file=text.reading.file,
+            field="architectures",
+            expected=" or ".join(family.classes),
+        )
 
 
 # Words in keys that speak of a cache or a state; an unknown family that has one of them unread
@@ -267,8 +300,18 @@ def _refuse(text: Section) -> None:
             )
 
 
+def _require(text: Section, family: Family) -> None:
+    """Raise where a key has another value than the only one that the family's row describes."""
+    for key, value in family.requires.items():
+        found = text.find(key, null_counts=True) if text.knows(key) else None
+        found = list(found) if isinstance(found, tuple) else found
+        if found != value:
+            raise text.error(key, found, show(value))
+
+
 def _family_sizes(text: Section, family: Family, hidden_size: int) -> tuple[tuple[str, int], ...]:
     sizes = [(k, text.integer(k, maximum=MAX_WIDTH)) for k in family.sizes]
+    sizes += [(k, maybe_size(text, k)) for k in family.maybe_sizes]
     if family.positions == "disentangled":
         sizes += read_disentangled(text, hidden_size)
     return tuple(sizes)
@@ -284,6 +327,10 @@ def _final_norm(text: Section, family: Family) -> bool:
     """OPT-350m normalises after each part instead of at the end."""
     if text.knows("do_layer_norm_before"):
         return text.boolean("do_layer_norm_before", True, why="default: true")
+    if family.sandwich_if is not None and text.boolean(family.sandwich_if, False):
+        place = "sandwich"
+    if family.pre_if is not None:
+        return text.boolean(family.pre_if, False, why="default: false")
     return family.final_norm
 
 
@@ -338,6 +385,8 @@ def _norm(text: Section, family: Family) -> Norm:
     place = family.place
     if text.knows("do_layer_norm_before") and not text.boolean("do_layer_norm_before", True):
         place = "post"  # OPT-350m
+    if family.pre_if is not None and text.boolean(family.pre_if, False):
+        place = "pre"
     if family.parallel_if is not None and text.boolean(family.parallel_if, False):
         place = "parallel"
     return Norm(

@@ -110,7 +110,7 @@ def read_delta_net(section: Section, family: Family) -> LinearAttention:  # noqa
     )
 
 
-def read_kda(section: Section, family: Family) -> LinearAttention:  # noqa: ARG001
+def read_kda(section: Section, family: Family) -> LinearAttention:
     """Kimi Delta Attention: linear_attn_config of Kimi Linear, or transformers' flat keys."""
     nested = section.section("linear_attn_config")
     if nested is not None:
@@ -121,7 +121,9 @@ def read_kda(section: Section, family: Family) -> LinearAttention:  # noqa: ARG0
         heads = section.integer("linear_num_heads", maximum=MAX_HEADS)
         dim = section.integer("linear_head_dim", maximum=MAX_WIDTH)
         d_conv = section.integer("linear_conv_kernel_dim", maximum=MAX_KERNEL)
-    return LinearAttention("kda", heads, heads, dim, dim, d_conv)
+    return LinearAttention(
+        "kda", heads, heads, dim, dim, d_conv, full_gates=family.full_gates
+    )
 
 
 def read_lightning(section: Section, family: Family) -> LinearAttention:  # noqa: ARG001

@@ -41,17 +41,18 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_query_groups",
         "n_kv_heads",
     ),
-    "head_dim": ("attention_head_dim", "kv_channels", "d_kv", "head_size"),
+    "head_dim": ("attention_head_dim", "kv_channels", "d_kv", "head_size", "dim_head"),
     "intermediate_size": (
         "n_inner",
         "ffn_dim",
         "d_ff",
+        "dim_ff",
         "ffn_hidden_size",
         "feed_forward_hidden_size",
         "decoder_ffn_dim",
         "hidden_dim",
     ),
-    "embedding_size": ("word_embed_proj_dim",),
+    "embedding_size": ("word_embed_proj_dim", "input_embedding_size"),
     "max_position_embeddings": (
         "n_positions",
         "max_seq_len",
@@ -61,7 +62,8 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "n_ctx",
         "max_target_positions",
     ),
-    "vocab_size": ("padded_vocab_size", "n_vocab"),
+    "vocab_size": ("padded_vocab_size", "n_vocab", "tgt_vocab_size"),
+    "max_source_positions": ("max_encoder_position_embeddings",),
     "norm_eps": (
         "rms_norm_eps",
         "layer_norm_eps",
@@ -70,6 +72,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "layernorm_epsilon",
         "norm_eps",
         "layernorm_eps",
+        "eps",
     ),
     "hidden_act": (
         "hidden_activation",
@@ -109,6 +112,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_mtp_modules",
         "num_mtp_layers",
     ),
+    "moe_latent_size": ("moe_hidden_size",),
     "layer_types": ("layers_block_type",),
     "attention_output_gate": ("attn_output_gate",),
     "ssm_state_size": ("mamba_d_state", "state_size", "mamba_state_dim"),
@@ -121,13 +125,29 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "chunk_size": ("mamba_chunk_size",),
     "use_conv_bias": ("mamba_conv_bias",),
     "multi_query": ("multi_query_attention",),
-    "sliding_window": ("attention_window_size", "window_size", "local_attention"),
+    "sliding_window": (
+        "attention_window_size",
+        "window_size",
+        "local_attention",
+        "attention_window",
+    ),
     "final_logit_softcapping": ("logits_soft_cap",),
     "partial_rotary_factor": ("rotary_pct", "rope_pct"),
     "rope_theta": ("rotary_emb_base", "rope_base", "rope_embedding_base"),
     "type_vocab_size": (),
     "tie_word_embeddings": ("tie_embedding",),
 }
+
+# Sizes of one stack of an encoder-decoder (the decoder's also stand in for a whole model's above).
+for _side in ("encoder", "decoder"):
+    SPELLINGS |= {
+        f"{_side}_layers": (f"num_{_side}_layers", f"{_side}_num_hidden_layers"),
+        f"{_side}_attention_heads": (
+            f"num_{_side}_attention_heads",
+            f"{_side}_num_attention_heads",
+        ),
+        f"{_side}_ffn_dim": ("intermediate_size",),
+    }
 
 IRRELEVANT_ENDINGS = (
     "_token_id",

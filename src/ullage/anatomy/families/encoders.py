@@ -1,4 +1,4 @@
-"""Rows of the family table for encoders and encoder-decoders: BERT, ModernBERT, T5, BART, Whisper.
+"""Rows of the family table for encoders: BERT and its kin, ModernBERT.
 
 Data only; `family.py` explains the columns.
 """
@@ -27,31 +27,6 @@ _BERT: dict[str, Any] = {
     "dtype": "float32",
     "extra": {"tie_word_embeddings": True},
 }
-_BART: dict[str, Any] = {
-    "kind": "encoder-decoder",
-    "norm": "layer",
-    "norm_bias": True,
-    "q_bias": True,
-    "kv_bias": True,
-    "o_bias": True,
-    "gated": False,
-    "mlp_bias": True,
-    "positions": "learned",
-    "cross_attention": True,
-    "dtype": "float32",
-}
-_T5: dict[str, Any] = {
-    "kind": "encoder-decoder",
-    "q_bias": False,
-    "kv_bias": False,
-    "o_bias": False,
-    "mlp_bias": False,
-    "positions": "relative",
-    "cross_attention": True,
-    "dtype": "float32",
-    "extra": {"tie_word_embeddings": True},
-}
-
 ENCODER_ROWS: tuple[Family, ...] = (
     Family("bert", **_BERT, token_types=True),
     Family("roberta", **_BERT, token_types=True),
@@ -142,17 +117,118 @@ ENCODER_ROWS: tuple[Family, ...] = (
         windows="every_first",
         pattern=3,
     ),
-    Family("bart", **_BART, place="post", final_norm=False, embedding_norm=True, position_offset=2),
-    Family("blenderbot-small", **_BART, place="post", final_norm=False, embedding_norm=True),
-    Family("mbart", **_BART, embedding_norm=True, position_offset=2),
-    Family("pegasus", **{**_BART, "positions": "sinusoidal"}),
-    Family("marian", **{**_BART, "positions": "sinusoidal"}, place="post", final_norm=False),
-    Family("m2m_100", **{**_BART, "positions": "sinusoidal"}, stored_positions=False),
-    Family("blenderbot", **_BART),
-    Family("whisper", **_BART, sizes=("num_mel_bins",)),
-    Family("t5", **_T5),
-    Family("mt5", **_T5),
-    Family("umt5", **_T5),
+    # --- seldom served
+    # Sparse, clustered and low-rank attention costs less than the full attention it stands for.
+    Family(
+        "big_bird",
+        **{**_BERT, "q_bias": "use_bias", "kv_bias": "use_bias"},
+        token_types=True,
+        cheaper_if="attention_type=block_sparse",
+        ignored=("attention_type", "block_size", "num_random_blocks", "rescale_embeddings"),
+    ),
+    Family("layoutlm", **_BERT, token_types=True, sizes=("max_2d_position_embeddings",)),
+    Family(
+        "nystromformer",
+        **_BERT,
+        token_types=True,
+        position_offset=2,
+        maybe_sizes=("conv_kernel_size",),
+        cheaper_if="always",
+        ignored=("segment_means_seq_len", "num_landmarks", "inv_coeff_init_option"),
+    ),
+    Family(
+        "yoso",
+        **_BERT,
+        token_types=True,
+        position_offset=2,
+        maybe_sizes=("conv_window",),
+        cheaper_if="always",
+        ignored=("use_expectation", "hash_code_len", "num_hash", "use_fast_hash", "lsh_backward"),
+    ),
+    Family(
+        "mra",
+        **_BERT,
+        token_types=True,
+        position_offset=2,
+        sizes=("max_position_embeddings",),
+        cheaper_if="always",
+        ignored=(
+            "block_per_row",
+            "approx_mode",
+            "initial_prior_first_n_blocks",
+            "initial_prior_diagonal_n_blocks",
+        ),
+    ),
+    Family(
+        "roc_bert",
+        **_BERT,
+        token_types=True,
+        sizes=(
+            "pronunciation_vocab_size",
+            "pronunciation_embed_dim",
+            "shape_vocab_size",
+            "shape_embed_dim",
+        ),
+        maybe_sizes=("enable_pronunciation", "enable_shape", "concat_input"),
+    ),
+    Family(
+        "roformer",
+        **{**_BERT, "positions": "rope"},
+        token_types=True,
+        rope_interleaved=True,
+        sizes=("max_position_embeddings", "num_attention_heads"),
+        ignored=("rotary_value",),
+    ),
+    Family("rembert", **_BERT, token_types=True, sizes=("output_embedding_size",)),
+    Family(
+        "fnet",
+        **_BERT,
+        token_types=True,
+        plan="fourier",
+        ignored=("use_tpu_fourier_optimizations", "tpu_short_seq_length"),
+    ),
+    Family(
+        "longformer",
+        **_BERT,
+        token_types=True,
+        windows="all",
+        ignored=("onnx_export", "ignore_attention_mask"),
+    ),
+    Family(
+        "luke",
+        **_BERT,
+        token_types=True,
+        sizes=("entity_vocab_size", "entity_emb_size", "max_position_embeddings"),
+        maybe_sizes=("type_vocab_size", "use_entity_aware_attention"),
+        ignored=("cls_entity_prediction",),
+    ),
+    Family(
+        "xmod",
+        **_BERT,
+        token_types=True,
+        pre_if="pre_norm",
+        sizes=("adapter_reduction_factor",),
+        maybe_sizes=("languages", "adapter_layer_norm"),
+        ignored=("adapter_reuse_layer_norm", "ln_before_adapter", "default_language"),
+    ),
+    Family(
+        "esm",
+        **{**_BERT, "place": "pre", "final_norm": True, "embedding_norm": False},
+        embedding_norm_if="emb_layer_norm_before",
+        activation="gelu",
+        sizes=("num_hidden_layers", "num_attention_heads"),
+        maybe_sizes=("position_embedding_type=rotary",),
+        ignored=("token_dropout", "is_folding_model", "esmfold_config", "vocab_list"),
+    ),
+    Family(
+        "esmc",
+        kind="encoder",
+        norm="layer",
+        qk_norm="layer",
+        masked_lm=True,
+        lm_head_bias=True,
+    ),
+    Family("ultrabert", kind="encoder", masked_lm=True, sizes=("prediction_head_size",)),
 )
 
 ENCODER_MEMBERS: dict[str, str] = {
@@ -162,6 +238,4 @@ ENCODER_MEMBERS: dict[str, str] = {
     "ernie": "bert",
     "new": "gte",
     "data2vec-text": "roberta",
-    "plbart": "bart",
-    "mvp": "bart",
 }

@@ -21,7 +21,7 @@ class Family:
     `windows`: which layers a `sliding_window` limits when no `layer_types` says so
     (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
     pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
-    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say).
+    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say; thetas: those whose layer_rope_theta is 0).
     `last_full`: the last layer has full attention whatever layer_types says.
     `shared_gate`: the shared expert has a one-row gate.
     `dtype` is what the family's checkpoints hold when the configuration names none.
@@ -32,7 +32,25 @@ class Family:
     output head.
     `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
     that change nothing in this family. `extra` adds defaults for keys that the class does not have.
-    `sizes`: keys whose numbers only tensors of this family's own depend on.
+    `requires` gives the only values of keys under which the row holds; any other is refused.
+    `classes`: the only architectures that the row describes, where others of the same model type
+    have more parts. `apart` names nested configurations of models that this one does not hold.
+    `words` are the family's own words for kinds of layer. `experts_if` names the key without which
+    there are no experts, `sandwich_if` the one without which norms only come before the parts.
+    `window_twice` names a key that counts both sides of a window, of which a decoder sees one.
+    `reads_twice`: attention reads the embedding beside the hidden state. `query_sets`: queries are
+    picked among as many sets as there are experts. `full_gates`: KDA's gates are whole matrices.
+    `tail` is the size (as `naming/row.py` writes sizes) of a layer's convolution tails. `loop`
+    names how layers run more than once (`config/loops.py`).
+    `sizes`: keys whose numbers only tensors of this family's own depend on; `maybe_sizes` the same
+    for keys that may be null, flags (1 or 0), lists (their length, or one number as `key[0]`) or,
+    as `key=word`, words.
+    `cheaper_if`: the condition (written as one of `maybe_sizes`, or `always`) on which the code
+    replaces full attention by an approximation, whose work is bracketed. `pre_if` names the key
+    that puts norms before the parts and one at the end, `embedding_norm_if` the condition for a
+    norm over the embedding. `rotary`: an encoder-decoder that rotates. `encoder_key`: where an
+    encoder-decoder keeps its encoder's whole configuration, `decoder_key` the decoder's, when not
+    beside it.
     """
 
     name: str
@@ -69,7 +87,7 @@ class Family:
     windows: Literal["never", "all", "top", "even", "every", "every_first"] = "never"
     window_if: str | None = None
     pattern: int = 1
-    nope: Literal["full", "keys", "all", "if_nope"] | None = None
+    nope: Literal["full", "keys", "all", "if_nope", "thetas"] | None = None
     rope_interleaved: Fact = False
     gated: Fact = True
     activation: str | None = None
@@ -91,7 +109,26 @@ class Family:
     plan: str | None = None
     dtype: str | None = None
     sizes: tuple[str, ...] = ()
+    maybe_sizes: tuple[str, ...] = ()
+    cheaper_if: str | None = None
+    pre_if: str | None = None
+    embedding_norm_if: str | None = None
+    rotary: bool = False
+    encoder_key: str | None = None
+    decoder_key: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
+    requires: Mapping[str, object] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+    apart: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    experts_if: str | None = None
+    sandwich_if: str | None = None
+    window_twice: str | None = None
+    reads_twice: bool = False
+    query_sets: bool = False
+    full_gates: bool = False
+    tail: str | None = None
+    loop: str | None = None
 
 
 GENERIC = Family(

@@ -1,6 +1,6 @@
 """The family table: which row a model type belongs to, and what cannot be priced at all.
 
-Data only. The rows are in `llama.py`, `others.py`, `rare.py` and
+Data only. The rows are in `llama.py`, `others.py`, `rare.py`, `recent.py` and
 `encoders.py`; `family.py` explains their columns. Absent keys are answered by the config
 class of the model type (`config/defaults.jsonl`), or of the row's `base` where transformers has no
 class of that name.
@@ -8,14 +8,28 @@ class of that name.
 
 from __future__ import annotations
 
+from ullage.anatomy.families.encoder_decoders import (
+    ENCODER_DECODER_MEMBERS,
+    ENCODER_DECODER_ROWS,
+)
 from ullage.anatomy.families.encoders import ENCODER_MEMBERS, ENCODER_ROWS
 from ullage.anatomy.families.family import GENERIC, Family
 from ullage.anatomy.families.llama import LLAMA_ROWS
 from ullage.anatomy.families.others import OTHER_ROWS
 from ullage.anatomy.families.rare import RARE_ROWS
+from ullage.anatomy.families.recent import RECENT_MEMBERS, RECENT_ROWS
 
 FAMILIES: dict[str, Family] = {
-    row.name: row for row in (*LLAMA_ROWS, *OTHER_ROWS, *RARE_ROWS, *ENCODER_ROWS, GENERIC)
+    row.name: row
+    for row in (
+        *LLAMA_ROWS,
+        *OTHER_ROWS,
+        *RARE_ROWS,
+        *RECENT_ROWS,
+        *ENCODER_ROWS,
+        *ENCODER_DECODER_ROWS,
+        GENERIC,
+    )
 }
 
 # Model types whose family has another name.
@@ -61,7 +75,9 @@ MEMBERS: dict[str, str] = {
     "exaone4_5": "exaone4",
     "stablelm_epoch": "stablelm",
     "starcoder": "gpt_bigcode",
+    **RECENT_MEMBERS,
     **ENCODER_MEMBERS,
+    **ENCODER_DECODER_MEMBERS,
 }
 
 # Where model_type says nothing known, the class that the checkpoint asks for may.
@@ -97,45 +113,22 @@ UNSUPPORTED: dict[str, str] = {
     "xlstm": "xLSTM cells",
     "xlnet": "two-stream attention",
     "reformer": "hashed attention",
-    "jetmoe": "experts inside attention",
     "funnel": "pooled sequences",
-    "fnet": "Fourier mixing",
     "canine": "downsampled characters",
     "perceiver": "latent cross-attention",
-    "zamba": "a transformer block shared between layers",
-    "zamba2": "transformer blocks shared between layers",
     "blt": "byte patches",
     # read as a plain decoder, the counts of these are wrong by more than a few per cent
     **dict.fromkeys(
         (
-            "axk2",
             "blip_text_model",
-            "cpmant",
             "ctrl",
-            "doge",
-            "esmc",
             "evolla",
-            "gemma4_unified_text",
             "git",
-            "hrm_text",
-            "hy_v4",
-            "hy_v4_text",
             "idefics",
             "jev",
-            "kyutai_speech_to_text",
-            "lfm3",
-            "lfm3_text",
             "mobilebert",
-            "modernbert-decoder",
-            "moshi",
-            "muse_glimmer_text",
-            "muse_spark_text",
             "neomme",
-            "rembert",
             "squeezebert",
-            "trocr",
-            "ultrabert",
-            "ultrabert_text",
             "pix2struct_text_model",
         ),
         "parts that are not understood",

@@ -28,7 +28,7 @@ class Naming:
     sequence_parallel: bool
     qk_norm_cut: bool
     idle_kv: bool
-    embed_extra: int
+    embed_extra: int | str
     relative_everywhere: bool
     towers_whole: bool
     hyper_mixed: bool

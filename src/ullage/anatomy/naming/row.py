@@ -72,7 +72,7 @@ class Row:
     that vLLM 0.32 loads routers in, the model's when None; `sequence_parallel`: whether its
     module keeps shared experts whole under sequence-parallel mixtures; `qk_norm_cut`: whether
     it cuts norms over all of Q or K. `idle_kv`: layers that read another's KV hold projections
-    of their own all the same. `embed_extra`: rows of the embedding beyond the vocabulary.
+    of their own all the same. `embed_extra`: rows of the embedding beyond the vocabulary, a number or sizes.
     `relative_everywhere`: each layer has a table of relative positions, not only the first.
     `hyper_mixed` False: hyper-connections do not mix the streams among each other. A slot with an
     empty path holds no tensor. `parts` (path, size) lists stacks one after the other in place of
@@ -95,7 +95,7 @@ class Row:
     sequence_parallel: bool | None = None
     qk_norm_cut: bool | None = None
     idle_kv: bool | None = None
-    embed_extra: int | None = None
+    embed_extra: int | str | None = None
     relative_everywhere: bool | None = None
     towers_whole: bool | None = None
     hyper_mixed: bool | None = None

@@ -7,6 +7,8 @@ mappers of vLLM 0.32.
 
 from __future__ import annotations
 
+from ullage.anatomy.naming.encoder_decoder_rows import ENCODER_DECODER_ROWS
+from ullage.anatomy.naming.encoder_rows import ENCODER_ROWS
 from ullage.anatomy.naming.paths import (
     BART_STACK,
     BERT,
@@ -27,6 +29,7 @@ from ullage.anatomy.naming.paths import (
     WHISPER_CONVOLUTIONS,
     mlm_head,
 )
+from ullage.anatomy.naming.recent_rows import RECENT_ALIASES, RECENT_NAMES
 from ullage.anatomy.naming.row import Extra, Row
 
 ROWS: dict[str, Row] = {
@@ -767,6 +770,8 @@ ROWS: dict[str, Row] = {
         | {"root": "encoder", "mlp": "layer.1.DenseReluDense", "pre2": "layer.1.layer_norm"}
     ),
 }
+ROWS |= RECENT_NAMES
+ROWS |= ENCODER_ROWS | ENCODER_DECODER_ROWS
 
 ALIASES: dict[str, str] = {
     same: row
@@ -821,5 +826,5 @@ ALIASES: dict[str, str] = {
         "Mistral3ForConditionalGeneration",
     }.items()
     for same in names.split()
-}
+} | RECENT_ALIASES
 """Model types and class names that name their tensors exactly as another row does."""

@@ -42,7 +42,8 @@ def expected_tensors(
     )
     if spec.encoder_layers:
         names = naming_for(naming.encoder or "") if naming.encoder else naming
-        encoder = Writer(spec, names, tensors.append, "encoder")
+        wide = replace(spec, hidden_size=spec.encoder_hidden_size or spec.hidden_size)
+        encoder = Writer(wide, names, tensors.append, "encoder")
         encoder.extras("model")
         stack.positions(encoder, spec.encoder_positions)
         stack.layers(encoder, spec.encoder_layers)

@@ -43,8 +43,9 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def layer_sizes(layer: LayerSpec, *, first: bool) -> dict[str, int]:
-    """Sizes of a layer's mixer and feed-forward; `later` is 1 in all layers but the first."""
+    """Sizes of a layer's mixer and feed-forward; `first` is 1 in the first, `later` in others."""
     return {
+        "first": 1 if first else 0,
         "later": 0 if first else 1,
         **_mixer_sizes(layer.mixer),
         **_feed_forward_sizes(layer.feed_forward),
@@ -62,6 +63,8 @@ def _mixer_sizes(mixer: Mixer) -> dict[str, int]:
                 "heads": mixer.num_heads,
                 "kv_heads": mixer.num_kv_heads,
                 "D": mixer.head_dim,
+                "half_v": mixer.num_kv_heads * mixer.v_head_dim // 2,
+                "softmax": 1,
                 "windowed": int(windowed),
                 "unbounded": int(not windowed),
                 "window": mixer.window or 0,

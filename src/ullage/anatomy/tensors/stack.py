@@ -9,6 +9,7 @@ from __future__ import annotations
 from ullage.anatomy.spec import Attention, LayerSpec, NoFeedForward, NoMixer
 from ullage.anatomy.tensors.feed_forward import dense, feed_forward
 from ullage.anatomy.tensors.mixers import attention, mixer_tensors
+from ullage.anatomy.tensors.sizes import size_of
 from ullage.anatomy.tensors.writer import Writer
 
 # --- outside the layers ----------------------------------------------------------------------
@@ -32,10 +33,8 @@ def positions(w: Writer, positions: object) -> None:
 def embeddings(w: Writer) -> None:
     spec = w.spec
     width = spec.embedding_size or spec.hidden_size
-    w.tensor(
-        w.paths["embed"], (spec.vocab_size + w.naming.embed_extra, width), "embed",
-        "vocab", cut=0, in_dim=1,
-    )  # fmt: skip
+    rows = spec.vocab_size + (size_of(str(w.naming.embed_extra), w.sizes) or 0)
+    w.tensor(w.paths["embed"], (rows, width), "embed", "vocab", cut=0, in_dim=1)
     if spec.token_types:
         w.tensor(w.paths["token_types"], (spec.token_types, width), "position")
     positions(w, spec.positions)
@@ -134,7 +133,8 @@ def one_layer(w: Writer, layer: LayerSpec, *, first: bool = False) -> None:
     both = parallel and (spec.norm.beside or w.naming.parallel_norms == 2)
     beside = "_beside" if spec.norm.beside and "pre1_beside" in w.paths else ""
     if has_mixer and before and (w.naming.first_norm or not first):
-        w.norm(w.paths["pre1" + beside], hidden)
+        seen = layer.mixer.input_size if isinstance(layer.mixer, Attention) else None
+        w.norm(w.paths["pre1" + beside], seen or hidden)
     mixer_tensors(w, layer.mixer)
     if has_mixer and after:
         w.norm(w.paths["post1"], hidden)
