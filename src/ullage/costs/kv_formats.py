@@ -56,6 +56,8 @@ def element_bytes(kv_cache_dtype: str, dtype: str) -> int:
 
 def index_key_bytes(indexer: Indexer, *, quantized: bool) -> int:
     """One cached index key. `quantized`: 8 bits with float32 scales, else two bytes an element."""
+    if indexer.kept is not None:
+        return 2 * indexer.kept
     if quantized:
         return indexer.head_dim + indexer.head_dim // INDEX_SCALE_GROUP * 4
     return 2 * indexer.head_dim

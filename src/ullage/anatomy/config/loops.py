@@ -80,9 +80,7 @@ def _middle(text: Section, layers: Layers) -> Layers:
         raise text.error("recurrent_kv_cache_mode", mode, "per_loop or last_loop")
     looped = layers[opening : opening + middle]
     again = [_again(layer, keeps_kv=mode == "per_loop") for layer in looped]
-    return _numbered(
-        layers[: opening + middle] + again * (loops - 1) + layers[opening + middle :]
-    )
+    return _numbered(layers[: opening + middle] + again * (loops - 1) + layers[opening + middle :])
 
 
 def _passes(text: Section, layers: Layers) -> Layers:
@@ -138,4 +136,3 @@ def run_order(text: Section, loop: str | None, layers: Layers) -> tuple[LayerSpe
     if loop is None and text.has("num_hidden_groups"):
         loop = "groups"
     return tuple(layers if loop is None else LOOPS[loop](text, layers))
-

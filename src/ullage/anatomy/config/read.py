@@ -166,7 +166,7 @@ def _read(
     _check_row(found)
     for name in family.flatten:
         text.flatten(name)
-    text.ignore(*family.ignored)
+    text.ignore(*family.ignored, *family.apart)
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
     embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
     _require(text, family)
@@ -218,7 +218,7 @@ def _read(
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
         per_layer_input=_per_layer_input(text),
         family_sizes=_family_sizes(text, family, hidden_size),
-        towers=read_towers(found.around, text, hidden_size),
+        towers=read_towers(found.around, text, hidden_size, family.apart),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
     )
@@ -327,8 +327,6 @@ def _final_norm(text: Section, family: Family) -> bool:
     """OPT-350m normalises after each part instead of at the end."""
     if text.knows("do_layer_norm_before"):
         return text.boolean("do_layer_norm_before", True, why="default: true")
-    if family.sandwich_if is not None and text.boolean(family.sandwich_if, False):
-        place = "sandwich"
     if family.pre_if is not None:
         return text.boolean(family.pre_if, False, why="default: false")
     return family.final_norm
@@ -387,6 +385,8 @@ def _norm(text: Section, family: Family) -> Norm:
         place = "post"  # OPT-350m
     if family.pre_if is not None and text.boolean(family.pre_if, False):
         place = "pre"
+    if family.sandwich_if is not None and text.boolean(family.sandwich_if, False):
+        place = "sandwich"
     if family.parallel_if is not None and text.boolean(family.parallel_if, False):
         place = "parallel"
     return Norm(

@@ -121,9 +121,7 @@ def read_kda(section: Section, family: Family) -> LinearAttention:
         heads = section.integer("linear_num_heads", maximum=MAX_HEADS)
         dim = section.integer("linear_head_dim", maximum=MAX_WIDTH)
         d_conv = section.integer("linear_conv_kernel_dim", maximum=MAX_KERNEL)
-    return LinearAttention(
-        "kda", heads, heads, dim, dim, d_conv, full_gates=family.full_gates
-    )
+    return LinearAttention("kda", heads, heads, dim, dim, d_conv, full_gates=family.full_gates)
 
 
 def read_lightning(section: Section, family: Family) -> LinearAttention:  # noqa: ARG001

@@ -21,7 +21,7 @@ class Family:
     `windows`: which layers a `sliding_window` limits when no `layer_types` says so
     (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
     pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
-    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say; thetas: those whose layer_rope_theta is 0).
+    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say; thetas: where layer_rope_theta is 0).
     `last_full`: the last layer has full attention whatever layer_types says.
     `shared_gate`: the shared expert has a one-row gate.
     `dtype` is what the family's checkpoints hold when the configuration names none.

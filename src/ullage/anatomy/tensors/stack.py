@@ -117,7 +117,7 @@ def _layer_paths(w: Writer, count: int) -> list[str]:
     paths = [
         path.replace("{i}", str(i)) + "."
         for path, size in w.naming.parts
-        for i in range(w.sizes.get(size, 0))
+        for i in range(w.sizes.get(size, 0) or count // len(w.naming.parts))
     ]
     return paths + [f"{before}{i}{after}." for i in range(len(paths), count)]
 

@@ -63,8 +63,12 @@ _NOT_TOWERS = frozenset(
 _HEARD = ("audio", "speech", "acoustic", "sound", "voice")
 
 
-def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple[Tower, ...]:
+def read_towers(
+    around: list[Section], text: Section, text_hidden: int, apart: tuple[str, ...] = ()
+) -> tuple[Tower, ...]:
     """Every tower that the configuration names, or that its class has by default.
+
+    `apart` lists the family's nested configurations of models that this one does not hold.
 
     Raises:
         UnsupportedModel: a tower is named, but nothing about its size can be read.
@@ -83,7 +87,7 @@ def read_towers(around: list[Section], text: Section, text_hidden: int) -> tuple
                 section.ignore(key)
                 section.reading.source(section.field(key), "left out", "a model of its own")
         for key in keys:
-            if key in _NOT_TOWERS:
+            if key in _NOT_TOWERS or key in apart:
                 continue
             value = section.values.get(key, {})
             if not isinstance(value, Mapping):

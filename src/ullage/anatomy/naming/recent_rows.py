@@ -1,0 +1,313 @@
+"""How the decoders of `families/recent.py` name their tensors: rows of data.
+
+Holds names and layouts only, as `rows.py` does for the others. Facts: the modules of
+transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from ullage.anatomy.naming.paths import SANDWICH
+from ullage.anatomy.naming.row import Extra, Row
+
+
+def _matrix(
+    scope: str, path: str, *shape: int | str, role: str = "q", column: bool = False
+) -> Extra:
+    return Extra(scope, f"{path}.weight", shape, role, linear=True, column=column)  # type: ignore[arg-type]
+
+
+def _vector(scope: str, path: str, *shape: int | str, role: str = "scale") -> Extra:
+    return Extra(scope, path, shape or ("H",), role)  # type: ignore[arg-type]
+
+
+_ZAYA_ROUTER = "mlp.gate.router_mlp"
+_SCALES = (
+    "hidden_states_scale",
+    "hidden_states_bias",
+    "residual_scale",
+    "residual_bias",
+)
+HYPER_DOTTED = {"hyper_attn": "attn_hc.", "hyper_ffn": "ffn_hc."}
+
+RECENT_NAMES: dict[str, Row] = {
+    "doge": Row(
+        extras=(
+            _vector("layer", "input_residual"),
+            _vector("layer", "post_attention_residual"),
+            _vector("attention", "self_attn.A", "kv_heads"),
+            _matrix("attention", "self_attn.dt_proj", "kv_heads", "K"),
+        )
+    ),
+    "lfm3": Row(
+        "lfm2",
+        {
+            "o": "{attn}.o_proj",
+            "q_norm": "{attn}.q_norm",
+            "k_norm": "{attn}.k_norm",
+            "post1": "post_operator_norm",
+            "post2": "post_ffn_norm",
+        },
+    ),
+    "muse_glimmer_text": Row(paths=SANDWICH | {"element_gate": "{attn}.gate_proj"}),
+    "muse_spark_text": Row(
+        "muse_glimmer_text",
+        {
+            "post1": "",
+            "latent_in": "{moe}.pre_expert_proj",
+            "latent_out": "{moe}.post_expert_proj",
+        },
+        experts="stacked",
+        extras=(
+            _vector("experts", "mlp.pre_expert_norm.weight", "latent", role="norm"),
+            _vector("experts", "mlp.experts.post_expert_norm.weight", "latent", role="norm"),
+            _vector("layer", "post_attention_residual_gate.gate"),
+            _vector("layer", "post_feedforward_residual_gate.gate"),
+        ),
+    ),
+    "modernbert-decoder": Row(
+        paths={
+            "embed": "{root}.embeddings.tok_embeddings",
+            "embed_norm": "{root}.embeddings.norm",
+            "attn": "attn",
+            "o": "attn.Wo",
+            "pre1": "attn_norm",
+            "pre2": "mlp_norm",
+            "gate_up": "{mlp}.Wi",
+            "down": "{mlp}.Wo",
+            "final_norm": "{root}.final_norm",
+            "lm_head": "decoder",
+        },
+        first_norm=False,
+        extras=(
+            _matrix("head", "lm_head.dense", "H", "H", role="lm_head"),
+            _vector("head", "lm_head.norm.weight", role="norm"),
+        ),
+    ),
+    "cpmant": Row(
+        paths={
+            "root": "cpmant",
+            "layer": "{root}.encoder.layers.{i}",
+            "embed": "{root}.input_embedding",
+            "final_norm": "{root}.encoder.output_layernorm",
+            "pre1": "self_att.layernorm_before_attention",
+            "pre2": "ffn.layernorm_before_ffn",
+            "attn": "self_att.self_attention",
+            "q": "{attn}.project_q",
+            "k": "{attn}.project_k",
+            "v": "{attn}.project_v",
+            "o": "{attn}.attention_out",
+            "mlp": "ffn.ffn",
+            "gate": "{mlp}.w_in.w_0",
+            "up": "{mlp}.w_in.w_1",
+            "down": "{mlp}.w_out",
+        },
+        embed_extra="prompt_types*prompt_length",
+        own_head=True,
+        extras=(
+            Extra("model", "{root}.segment_embedding.weight", ("segment_types", "H"), "position"),
+            Extra(
+                "model",
+                "{root}.position_bias.relative_attention_bias",
+                ("position_bias_num_buckets+segment_types^2", "num_attention_heads"),
+                "attn_bias_table",
+            ),
+            # narrower than the embedding, so never tied to it
+            Extra("head", "lm_head.weight", ("V", "H"), "lm_head"),
+        ),
+    ),
+    "moshi": Row(
+        paths={
+            "q": "{attn}.q_proj.linear",
+            "k": "{attn}.k_proj.linear",
+            "v": "{attn}.v_proj.linear",
+            "o": "{attn}.o_proj.linear",
+            "gate_up": "{mlp}.fc1",
+            "down": "{mlp}.fc2",
+        },
+        embed_extra=1,
+    ),
+    "jetmoe": Row(
+        paths={
+            "attn": "self_attention",
+            "router": "{moe}.router.layer",
+            "experts": "{moe}",
+            "e_gate_up": "{moe}.input_linear",
+            "e_all_down": "{moe}.output_linear",
+            "stacked_suffix": ".weight",
+        },
+        experts="stacked",
+        extras=(_vector("experts", "mlp.bias", role="bias"),),
+    ),
+    "zaya": Row(
+        paths={
+            "q": "{attn}.qkv_proj.q_proj",
+            "k": "{attn}.qkv_proj.k_proj",
+            "v": "",
+            "router": f"{_ZAYA_ROUTER}.out_proj",
+            "router_bias": "{moe}.gate.balancing_biases",
+        },
+        experts="stacked",
+        extras=(
+            _vector("model", "{root}.input_hidden_states_scale"),
+            _vector("model", "{root}.input_hidden_states_bias"),
+            _matrix("attention", "self_attn.qkv_proj.v_proj_current", "half_v", "H", role="v"),
+            _matrix("attention", "self_attn.qkv_proj.v_proj_delayed", "half_v", "H", role="v"),
+            Extra(
+                "attention",
+                "self_attn.qkv_proj.conv_qk_depthwise.weight",
+                ("Q+K", 1, "cca_time0"),
+                "conv",
+            ),
+            _vector("attention", "self_attn.qkv_proj.conv_qk_depthwise.bias", "Q+K", role="bias"),
+            Extra(
+                "attention",
+                "self_attn.qkv_proj.conv_qk_grouped.weight",
+                ("Q+K", "D", "cca_time1"),
+                "conv",
+            ),
+            _vector("attention", "self_attn.qkv_proj.conv_qk_grouped.bias", "Q+K", role="bias"),
+            _vector("attention", "self_attn.qk_norm.temp", "kv_heads"),
+            _matrix("experts", "mlp.gate.down_proj", "router_hidden_size", "H", role="router"),
+            _vector("experts", "mlp.gate.down_proj.bias", "router_hidden_size", role="bias"),
+            _vector("experts", f"{_ZAYA_ROUTER}.norm.weight", "router_hidden_size", role="norm"),
+            *(
+                extra
+                for leaf in ("fc1", "fc2")
+                for extra in (
+                    _matrix(
+                        "experts",
+                        f"{_ZAYA_ROUTER}.{leaf}",
+                        "router_hidden_size",
+                        "router_hidden_size",
+                        role="router",
+                    ),
+                    _vector("experts", f"{_ZAYA_ROUTER}.{leaf}.bias", "router_hidden_size"),
+                )
+            ),
+            _vector("experts", "mlp.gate.router_states_scale", "later*router_hidden_size"),
+            *(
+                _vector("layer", f"post_{part}_residual_scale.{leaf}")
+                for part in ("attention", "mlp")
+                for leaf in _SCALES
+            ),
+        ),
+    ),
+    # latent attention
+    "hy_v4": Row(
+        "mistral4",
+        HYPER_DOTTED | {"hyper_head": "{root}.hc_head.hc_"},
+        hyper_mixed=False,
+        extras=(
+            _vector("latent", "self_attn.sinks", "heads", role="sinks"),
+            _matrix("latent", "self_attn.gate_proj", "O", "H", role="attn_gate", column=True),
+        ),
+    ),
+    "axk2": Row(
+        "mistral4",
+        {"pre1": "input_layernorm.norm", "pre2": "", "q_b": ""},
+        extras=(
+            _matrix("latent", "self_attn.q_gate_proj", "Q+O", "2*q_rank", column=True),
+            _vector("dense", "post_attention_layernorm.weight", role="norm"),
+            _vector("experts", "post_attention_layernorm.norm.weight", role="norm"),
+            *(
+                extra
+                for scope, norm in (
+                    ("layer", "input_layernorm"),
+                    ("experts", "post_attention_layernorm"),
+                )
+                for extra in (
+                    _matrix(scope, f"{norm}.mlp.fc1", "gated_norm_rank", "H", role="scale"),
+                    _matrix(scope, f"{norm}.mlp.fc2", "H", "gated_norm_rank", role="scale"),
+                )
+            ),
+        ),
+    ),
+    "bailing_hybrid": Row(
+        "mistral4",
+        {
+            "linear": "self_attn",
+            "kda_conv": "{linear}.conv1d",
+            "forget": "{linear}.forget_gate",
+        },
+        extras=(
+            _matrix("latent", "self_attn.g_proj", "heads", "H", role="attn_gate", column=True),
+        ),
+    ),
+    "glm5_next_text": Row(
+        "mistral4",
+        HYPER_DOTTED
+        | {
+            "hyper_head": "",
+            "linear": "self_attn",
+            "kda_conv": "{linear}.conv1d",
+            "forget": "{linear}.forget_gate",
+        },
+        extras=(
+            _vector(
+                "latent",
+                "self_attn.indexer.index_kpool_compress_ape",
+                "indexed*index_kpool",
+                "index_head_dim",
+                role="indexer",
+            ),
+            _vector(
+                "latent",
+                "self_attn.indexer.index_kpool_compress_gate",
+                "indexed*index_head_dim",
+                "H",
+                role="indexer",
+            ),
+        ),
+    ),
+    "glm5_next": Row("glm5_next_text", {"root": "model.language_model"}),
+    # layers that run more than once
+    "dory": Row(
+        paths=SANDWICH | {"element_gate": "{attn}.gate_proj"},
+        extras=(
+            _vector("layer", "lambda_1"),
+            _vector("layer", "lambda_2"),
+            _vector("attention", "self_attn.sqk", "Q"),
+            _vector("attention", "self_attn.s_gate", "Q"),
+            _vector("dense", "mlp.suv_gate", "I"),
+            _vector("dense", "mlp.suv_up", "I"),
+            Extra("model", "lm_head.logit_scale", ("V",), "scale"),
+        ),
+    ),
+    "hrm_text": Row(
+        paths={"element_gate": "{attn}.gate_proj"},
+        parts=(
+            ("model.L_module.layers.{i}", "num_layers_per_stack"),
+            ("model.H_module.layers.{i}", "num_layers_per_stack"),
+        ),
+        extras=(_vector("model", "{root}.z_L_init"),),
+    ),
+    "zamba": Row(
+        paths={
+            "final_norm": "{root}.final_layernorm",
+            "pre2": "pre_ff_layernorm",
+        },
+        unnamed=True,
+        extras=(Extra("run", "linear.weight", ("softmax*H", "H"), "o", linear=True),),
+    ),
+    "zamba2": Row(
+        "zamba",
+        unnamed=True,
+        extras=(
+            Extra("run", "mlp_adapter_in.weight", ("softmax*adapter_rank", "H"), "up"),
+            Extra("run", "mlp_adapter_out.weight", ("2*I", "softmax*adapter_rank"), "up"),
+            *(
+                Extra("run", f"{leaf}_adapter_{end}.weight", shape, "q")
+                for leaf in "qkv"
+                for end, shape in (
+                    ("in", ("use_shared_attention_adapter*softmax*adapter_rank", "2H")),
+                    ("out", ("use_shared_attention_adapter*Q", "adapter_rank")),
+                )
+            ),
+        ),
+    ),
+}
+RECENT_ALIASES: dict[str, str] = {
+    "gemma4_unified_text": "gemma4_text",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
+    "Glm5NextForConditionalGeneration": "glm5_next",
+}
