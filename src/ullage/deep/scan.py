@@ -1,7 +1,7 @@
-"""Streams every tensor of a checkpoint once, on threads with windows of their own → `DeepScan`.
+"""Streams every tensor of a checkpoint once → `DeepScan`: threads that read, threads that look.
 
-Holds the cutting into chunks, the threads and the adding up. What a chunk says is `chunks.py`.
-Memory is a few chunks per thread and one number per row of the tensors that are being read.
+Holds the threads. Cutting and reading is `windows.py`, what a chunk says `chunks.py`, adding up
+`sums.py`. Memory is a few windows and one number per row of the tensors that are being read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -17,11 +18,13 @@ from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry
 from ullage.deep import chunks
 from ullage.deep.chunks import ChunkReading, Layout
 from ullage.deep.readings import DeepScan, TensorReading
-from ullage.deep.sum64 import MAX_ROW_BYTES
-from ullage.deep.sums import TensorSum, same_across_layers
-from ullage.deep.windows import WINDOW_BYTES, Bytes, FileWindows, Item
+from ullage.deep.sums import same_across_layers
+from ullage.deep.windows import MAX_WINDOW_BYTES, Bytes, Item, read_windows
 
 MAX_JOBS = 4
+WINDOWS_AHEAD = 10
+"""How many windows are read before they are looked at: more than the 8 MiB that Linux at most reads
+ahead at once, so that looking goes on while the disk is waited for."""
 COMPILED_FROM_BYTES = 4 << 30
 """From here on machine code is worth the third of a second that importing numba takes. Measured:
 benchmarks/deep/RESULTS.md."""
@@ -39,7 +42,7 @@ def scan_checkpoint(
     progress: Progress | None = None,
     compiled: bool | None = None,
 ) -> DeepScan:
-    """Reads all bytes of all tensors of `index`, `jobs` threads at once (default: one per core).
+    """Reads all bytes of all tensors of `index`, `jobs` files at once (default: one per core).
 
     `compiled` asks for machine code (True), or numpy alone (False); by default the size decides.
     Where numba is missing or cannot keep what it compiles, numpy gives the same answers.
@@ -51,22 +54,22 @@ def scan_checkpoint(
     if compiled is None:
         compiled = index.num_bytes >= COMPILED_FROM_BYTES
     look = _machine_code(index) if compiled else None
-    work = _Work(index, look or chunks.look)
-    threads = [
-        threading.Thread(target=work.run, name=f"ullage-deep-{n}", daemon=True) for n in range(jobs)
-    ]
-    for thread in threads:
-        thread.start()
+    # numpy's many short calls hand the interpreter's lock to and fro between threads, which costs
+    # more than the calls do; so then one thread looks at what the others read.
+    work = _Work(index, look or chunks.look, num_readers=jobs, num_lookers=jobs if look else 1)
     try:
-        for thread in threads:
+        for thread in work.threads:
+            thread.start()
+        for thread in work.threads:
             while thread.is_alive():
                 thread.join(_PROGRESS_S)
                 if progress is not None:
                     progress(work.done_bytes, index.num_bytes)
     finally:
-        work.stop = True
-        for thread in threads:
-            thread.join()
+        work.end()
+        for thread in work.threads:
+            if thread.ident is not None:
+                thread.join()
     if work.error is not None:
         raise work.error
     readings = tuple(work.readings[tensor.name] for tensor in index.tensors)
@@ -87,58 +90,85 @@ def _machine_code(index: CheckpointIndex) -> Look | None:
 
 
 class _Work:
-    """What the threads share. Each reads a file of its own while there are enough of them."""
+    """What the threads share: files to read, windows that are free, windows that are full.
 
-    def __init__(self, index: CheckpointIndex, look: Look) -> None:
-        self.look = look
+    Each reader takes a file of its own; one stream per file is what the kernel reads ahead of.
+    """
+
+    def __init__(
+        self, index: CheckpointIndex, look: Look, *, num_readers: int, num_lookers: int
+    ) -> None:
         by_file: dict[str, list[TensorEntry]] = {}
         for tensor in index.tensors:
             by_file.setdefault(tensor.file, []).append(tensor)
-        self.lock = threading.Lock()
-        self.waiting = [FileWindows(file, tensors) for file, tensors in reversed(by_file.items())]
-        self.started: list[FileWindows] = []
+        self.look = look
+        self.files = list(reversed(by_file.items()))
+        self.free: SimpleQueue[Bytes | None] = SimpleQueue()
+        self.full: SimpleQueue[tuple[list[Item], Bytes] | None] = SimpleQueue()
         self.readings: dict[str, TensorReading] = {}
         self.done_bytes = 0
-        self.stop = False
         self.error: BaseException | None = None
+        self.ended = False
+        self.lock = threading.Lock()
+        self.num_readers = min(num_readers, len(by_file))
+        self.num_lookers = num_lookers
+        self.reading = self.num_readers
+        tasks = [self._read] * self.num_readers + [self._look] * num_lookers
+        self.threads = [
+            threading.Thread(target=self._guard, args=(task,), name=f"ullage-deep-{n}", daemon=True)
+            for n, task in enumerate(tasks)
+        ]
+        for _ in range(WINDOWS_AHEAD + self.num_readers + num_lookers):
+            self.free.put(np.empty(MAX_WINDOW_BYTES, np.uint8))
 
-    def run(self) -> None:
-        """A thread's whole life: file after file until none is left."""
+    def end(self) -> None:
+        """No thread waits any longer, nor takes another window."""
+        self.ended = True
+        for _ in range(self.num_readers):
+            self.free.put(None)
+        for _ in range(self.num_lookers):
+            self.full.put(None)
+
+    def _guard(self, task: Callable[[], None]) -> None:
         try:
-            sizes = (WINDOW_BYTES + 2 * MAX_ROW_BYTES, MAX_ROW_BYTES, MAX_ROW_BYTES)
-            buffers = tuple(np.empty(size, np.uint8) for size in sizes)
-            while (file := self._next_file()) is not None:
-                self._read(file, *buffers)
+            task()
         except BaseException as error:  # the calling thread raises it
-            self.stop = True
             self.error = self.error or error
+            self.end()
 
-    def _next_file(self) -> FileWindows | None:
+    def _read(self) -> None:
+        """A reader's whole life: file after file until none is left."""
+        while (file := self._next_file()) is not None:
+            for window in read_windows(*file, self.free):
+                if self.ended:
+                    return
+                self.full.put(window)
         with self.lock:
-            if self.stop:
-                return None
-            if self.waiting:
-                self.started.append(self.waiting.pop())
-                return self.started[-1]
-            return next((file for file in self.started if not file.exhausted), None)
+            self.reading -= 1
+            if not self.reading:
+                for _ in range(self.num_lookers):
+                    self.full.put(None)
 
-    def _read(self, file: FileWindows, window: Bytes, aligned: Bytes, scratch: Bytes) -> None:
-        while not self.stop and (items := file.read_next(window)):
+    def _next_file(self) -> tuple[str, list[TensorEntry]] | None:
+        with self.lock:
+            return self.files.pop() if self.files else None
+
+    def _look(self) -> None:
+        """A looker's whole life: window after window until the readers are done."""
+        aligned, scratch = (np.empty(MAX_WINDOW_BYTES, np.uint8) for _ in range(2))
+        while (window := self.full.get()) is not None and not self.ended:
+            items, buffer = window
             begin = items[0].begin
-            complete = [self._look(item, window, begin, aligned, scratch) for item in items]
-            for total in filter(None, complete):
-                self.readings[total.tensor.name] = total.reading()
-
-    def _look(
-        self, item: Item, window: Bytes, begin: int, aligned: Bytes, scratch: Bytes
-    ) -> TensorSum | None:
-        """Reads one chunk; its tensor's sum when that was the last one of it."""
-        num_bytes = item.end - item.begin
-        data = window[item.begin - begin : item.end - begin]
-        if (item.begin - begin) % 8:
-            aligned[:num_bytes] = data
-            data = aligned[:num_bytes]
-        found = self.look(data, item.total.layout, scratch)
-        with self.lock:
-            self.done_bytes += num_bytes
-            return item.total if item.total.add(item.begin, num_bytes, found) else None
+            for item in items:
+                num_bytes = item.end - item.begin
+                data = buffer[item.begin - begin : item.end - begin]
+                if (item.begin - begin) % 8:
+                    aligned[:num_bytes] = data
+                    data = aligned[:num_bytes]
+                found = self.look(data, item.total.layout, scratch)
+                with self.lock:
+                    self.done_bytes += num_bytes
+                    complete = item.total.add(item.begin, num_bytes, found)
+                if complete:
+                    self.readings[item.total.tensor.name] = item.total.reading()
+            self.free.put(buffer)

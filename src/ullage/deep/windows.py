@@ -1,4 +1,4 @@
-"""A checkpoint's files cut into chunks and read by windows: `FileWindows`, and each chunk's `Item`.
+"""A checkpoint's files cut into chunks and read by windows: `read_windows`, each chunk an `Item`.
 
 Holds the cutting and the reading. What a chunk says is `chunks.py`, the threads are `scan.py`.
 """
@@ -6,11 +6,11 @@ Holds the cutting and the reading. What a chunk says is `chunks.py`, the threads
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from ullage.errors import MalformedCheckpoint
 
 CHUNK_BYTES = 1 << 20
 WINDOW_BYTES = 1 << 20
+MAX_WINDOW_BYTES = WINDOW_BYTES + 2 * MAX_ROW_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -82,43 +83,33 @@ class Item:
     end: int
 
 
-class FileWindows:
-    """The windows of one file that nobody has read yet.
+def read_windows(
+    name: str, tensors: list[TensorEntry], free: SimpleQueue[Bytes | None]
+) -> Iterator[tuple[list[Item], Bytes]]:
+    """The chunks of one file by windows, each read into a buffer that `free` gives; ends at None.
 
-    They are read one after the other on one descriptor, while the other threads look at theirs:
-    the kernel sees one stream, which it reads ahead of, and the disk is not idle.
+    A window holds whole chunks; its first byte is its first chunk's.
     """
+    with open_regular(Path(name)) as (stream, _):
+        descriptor = stream.fileno()
+        for items in _windows(_items(tensors, big_endian=_is_big_endian(descriptor))):
+            buffer = free.get()
+            if buffer is None:
+                return
+            begin = items[0].begin
+            _fill(descriptor, buffer[: items[-1].end - begin], begin, name)
+            yield items, buffer
 
-    def __init__(self, name: str, tensors: list[TensorEntry]) -> None:
-        self.name = name
-        self.exhausted = False
-        self._turn = threading.Lock()
-        self._windows = self._cut(tensors)
-        self._descriptor = -1
 
-    def read_next(self, buffer: Bytes) -> list[Item] | None:
-        """Reads the next window into `buffer`: its chunks, or None when none is left."""
-        with self._turn:
-            window = next(self._windows, None)
-            if window is None:
-                self.exhausted = True
-                return None
-            begin = window[0].begin
-            _fill(self._descriptor, buffer[: window[-1].end - begin], begin, self.name)
-            return window
-
-    def _cut(self, tensors: list[TensorEntry]) -> Iterator[list[Item]]:
-        """Windows of whole chunks. The file is open from the first to the last."""
-        with open_regular(Path(self.name)) as (stream, _):
-            self._descriptor = stream.fileno()
-            window: list[Item] = []
-            for item in _items(tensors, big_endian=_is_big_endian(self._descriptor)):
-                if window and not window[0].begin <= item.begin <= window[0].begin + WINDOW_BYTES:
-                    yield window
-                    window = []
-                window.append(item)
-            if window:
-                yield window
+def _windows(items: Iterator[Item]) -> Iterator[list[Item]]:
+    window: list[Item] = []
+    for item in items:
+        if window and not window[0].begin <= item.begin <= window[0].begin + WINDOW_BYTES:
+            yield window
+            window = []
+        window.append(item)
+    if window:
+        yield window
 
 
 def _items(tensors: list[TensorEntry], *, big_endian: bool) -> Iterator[Item]:
