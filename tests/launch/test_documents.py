@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -95,6 +96,58 @@ def test_sglang(tmp_path):
     assert (made.parallel.tensor, made.max_model_len, made.engine_version) == (4, 9000, "unknown")
 
 
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        ("sglang serve org/m --tp 2", "org/m"),
+        ("sglang serve --model-type llm org/m --tp 2", "org/m"),
+        ("sglang serve --model-path org/m --model-type=llm --tp 2", "org/m"),
+        ("sglang serve --model org/m --tensor-parallel-size=2", "org/m"),
+        ("python3 -m sglang.launch_server --tp 2", None),
+    ],
+)
+def test_how_sglang_is_told_its_model(command, model, tmp_path):
+    launch = read(tmp_path, "s.sh", command)
+    assert (launch.engine, launch.model) == ("sglang", model)
+    assert not launch.strays and not [flag for flag in launch.flags if flag.trouble]
+    assert deployment_of(launch, Deployment()).parallel.tensor == 2
+
+
+def test_sglang_takes_a_model_as_its_first_word_only(tmp_path):
+    launch = read(tmp_path, "s.sh", "sglang serve --tp 2 org/m\n")
+    assert launch.model is None and [word.text for word in launch.strays] == ["org/m"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ("--tp 8 --dp-size 4", 32),
+        ("--tp 8 --dp-size 4 --enable-dp-attention", 8),
+        ("--tp 8 --attn-dp-size 4", 8),
+        ("--tp 4 --pp-size 2 --ep 4", 8),
+    ],
+)
+def test_groups_inside_the_tensor_ranks_ask_for_no_device(flags, ranks, tmp_path):
+    launch = read(tmp_path, "s.sh", f"sglang serve m {flags}\n")
+    sizes = deployment_of(launch, Deployment()).parallel
+    assert sizes.tensor * sizes.pipeline * sizes.data == ranks
+
+
+def test_sglang_flags_are_those_of_one_version(tmp_path):
+    """A flag may be gone two patches later, so another patch is not judged by this one's list."""
+    from ullage.anatomy import load
+    from ullage.audit import find_rule, judge, prepare
+
+    own = Path(__file__).parents[1] / "audit" / "models" / "llama.json"
+    for tag, state in (("v0.5.23-cu129", "fired"), ("v0.5.4", "not_evaluable")):
+        text = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n"
+        text += f"    - image: lmsysorg/sglang:{tag}\n"
+        text += "      command: [sglang, serve, m, --cuda-graph-max-bs, '8']\n"
+        launch = read(tmp_path, "p.yaml", text)
+        subject, _ = prepare(load(own), deployment_of(launch, Deployment()), launch=launch)
+        assert judge(find_rule("A161"), subject).state == state
+
+
 def test_what_surrounds_a_pod(tmp_path):
     text = """\
 apiVersion: v1
@@ -159,9 +212,7 @@ def test_every_setting_is_a_flag_and_every_uncounted_flag_too(tmp_path):
     from ullage.launch.settings import UNPRICED
 
     for engine, table in SETTINGS.items():
-        assert {setting.flag for setting in table} <= {
-            f.name for f in known_flags(engine).values()
-        }
+        assert {setting.flag for setting in table} <= {f.name for f in known_flags(engine).values()}
     assert {f.name for f in known_flags("vllm").values()} >= UNPRICED
     launch = read(tmp_path, "a.sh", "vllm serve m --enable-lora --quantization awq\n")
     assert unpriced(launch) == ("--enable-lora", "--quantization")

@@ -53,6 +53,20 @@ REPLACED = {
 """Flags of older vLLM versions that 0.32's parser no longer has, and what to do instead."""
 
 
+SGLANG_REPLACED = {
+    "--cuda-graph-max-bs": "use --cuda-graph-max-bs-decode",
+    "--cuda-graph-bs": "use --cuda-graph-bs-decode",
+    "--gpu-memory-utilization": "use --mem-fraction-static, which covers weights and KV alone",
+    "--max-model-len": "use --context-length",
+    "--max-num-seqs": "use --max-running-requests",
+    "--max-num-batched-tokens": "use --chunked-prefill-size",
+    "--enable-prefix-caching": "drop it: prefixes are cached unless --disable-radix-cache",
+    "--hf-overrides": "use --json-model-override-args",
+    "--speculative-config": "use --speculative-algorithm and its companions",
+    "--enforce-eager": "use --cuda-graph-backend-decode disabled",
+}
+"""Flags of older SGLang versions or of vLLM that SGLang 0.5.23 does not take."""
+
 SECRETS = ("--api-key", "--admin-api-key", "--hf-token")
 """Flags whose values are shown nowhere."""
 
@@ -75,7 +89,7 @@ def missing_table(subject: Subject, launch: Launch) -> tuple[str, ...]:
 
     known = VERSIONS[launch.engine]
     version = launch.version or subject.deployment.engine_version
-    if version == known or version.startswith(f"{known}.") or version == "unknown":
+    if version in (known, "unknown") or version.startswith((f"{known}.", f"{known}-")):
         return ()
     return (f"the flags of {launch.engine} {version} (known: {known})",)
 
@@ -109,8 +123,9 @@ def _known(subject: Subject) -> Verdict:
 
 def _instead(launch: Launch, flag: Given) -> str:
     dashed = flag.spelling.replace("_", "-")
-    if launch.engine == "vllm" and dashed in REPLACED:
-        return f"{flag.spelling}: {REPLACED[dashed]}"
+    instead = (REPLACED if launch.engine == "vllm" else SGLANG_REPLACED).get(dashed)
+    if instead is not None:
+        return f"{flag.spelling}: {instead}"
     from ullage.launch.flags import nearest
 
     near = nearest(launch.engine, flag.spelling)
@@ -427,7 +442,7 @@ RULES = (
         why="The server's parser refuses a flag that it does not know; flags come and go between "
         "versions, so that a command which worked stops the next rollout.",
         fix="Correct the spelling, or drop what the version no longer has.",
-        source="vllm 0.32's own parser, recorded by tools/record_vllm_flags.py; sglang 0.5 sources",
+        source="vllm 0.32's own parser, recorded by tools/record_vllm_flags.py; sglang 0.5.23",
         example="--swap-space 4, or --max-model-length 8192",
         check=_known,
     ),
@@ -439,7 +454,7 @@ RULES = (
         why="A value of the wrong kind, or a word after a switch that takes none, is a usage error "
         "at start.",
         fix="Give what the flag takes; turn switches off by their --no- spelling.",
-        source="vllm 0.32's own parser, recorded by tools/record_vllm_flags.py; sglang 0.5 sources",
+        source="vllm 0.32's own parser, recorded by tools/record_vllm_flags.py; sglang 0.5.23",
         example="--enable-prefix-caching=false, or --dtype fp16",
         check=_values,
     ),

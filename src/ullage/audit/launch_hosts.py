@@ -119,7 +119,7 @@ def _grace(subject: Subject) -> Verdict:
     if launch is None:
         return NO_LAUNCH
     if launch.engine != "vllm":
-        return NotEvaluable((f"how {launch.engine} ends",))
+        return NotEvaluable(("how long requests take (SGLang waits for all that are running)",))
     if missing := subject.missing_engine_rules():
         return NotEvaluable(missing)
     if launch.kind in ("command", "dockerfile"):
@@ -175,6 +175,8 @@ def _slow_start(subject: Subject) -> Verdict:
         )
     if host.startup is None and not host.probes_known:
         return NotEvaluable(("startupProbe",))
+    if launch.engine != "vllm":
+        return NotEvaluable((f"how long {launch.engine} takes to start",))
     waits = launch.variable("VLLM_ENGINE_READY_TIMEOUT_S") or ""
     ready = int(waits[:9]) if waits.isdecimal() else READY_S
     decisive = host.startup or probes[0]
@@ -304,7 +306,7 @@ RULES = (
         "unless it has one.",
         fix="Bind to loopback, or set a key.",
         source="vllm 0.32: entrypoints/launchers/launcher.py; "
-        "entrypoints/serve/middleware/register.py; sglang 0.5: serving.py (127.0.0.1)",
+        "entrypoints/serve/middleware/register.py; sglang 0.5.23: fields/serving.py",
         example="vllm serve MODEL on a machine with a public address",
         check=_open_port,
     ),

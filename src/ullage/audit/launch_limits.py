@@ -73,6 +73,10 @@ def _captured(subject: Subject) -> Verdict:
     launch = subject.launch
     if launch is None:
         return NO_LAUNCH
+    if launch.engine == "sglang":
+        from ullage.audit.launch_sglang import captured
+
+        return captured(subject, launch)
     if missing := subject.missing_engine_rules():
         return NotEvaluable(missing)
     if subject.deployment.platform == "cpu":
@@ -156,8 +160,10 @@ def _share(subject: Subject) -> Verdict:
     launch = subject.launch
     if launch is None:
         return NO_LAUNCH
-    if launch.engine != "vllm":
-        return NotEvaluable((f"what {launch.engine} keeps outside its share",))
+    if launch.engine == "sglang":
+        from ullage.audit.launch_sglang import static_share
+
+        return static_share(subject, launch)
     share = subject.deployment.gpu_memory_utilization
     facts: tuple[Evidence, ...] = (subject.flag("--gpu-memory-utilization", share),)
     if subject.deployment.platform == "cpu":
@@ -273,7 +279,8 @@ RULES = (
         why="Decode replays a captured graph only up to the largest captured batch; bigger batches "
         "launch their kernels one by one.",
         fix="Capture up to --max-num-seqs, or admit no more than was captured.",
-        source="vllm 0.32: config/vllm.py, _set_cudagraph_sizes",
+        source="vllm 0.32: config/vllm.py, _set_cudagraph_sizes; sglang 0.5.23: "
+        "arg_groups/memory_hook.py",
         example="--max-num-seqs 256 --cudagraph-capture-sizes 1 2 4 8",
         check=_captured,
     ),
@@ -284,8 +291,9 @@ RULES = (
         category="deployment",
         why="What lies outside vLLM's share (the driver's context, communication buffers, other "
         "processes) needs room too.",
-        fix="Stay near vLLM's default of 0.92.",
-        source="vllm 0.32: config/cache.py; v1/worker/utils.py, request_memory",
+        fix="Stay near vLLM's default of 0.92; leave SGLang's share to SGLang.",
+        source="vllm 0.32: config/cache.py; v1/worker/utils.py, request_memory; sglang 0.5.23: "
+        "arg_groups/memory_hook.py",
         example="--gpu-memory-utilization 0.99",
         check=_share,
     ),

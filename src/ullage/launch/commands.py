@@ -89,7 +89,7 @@ def starts_in_words(words: Sequence[Word], depth: int = 0) -> list[Start]:
                 if not rest or rest[0].text != "serve":
                     continue
                 rest = rest[1:]
-            takes_model = following != "vllm.entrypoints.openai.api_server"
+            takes_model = following == "vllm.entrypoints.cli.main"
             return [Start(engine, rest, word.line, takes_model=takes_model)]
     return []
 
@@ -124,14 +124,17 @@ def launch_of(
     host: Host | None = None,
 ) -> Launch:
     """The Launch of one start; what the file says around it comes from the caller."""
+    words = _without_backend(start) if start.engine == "sglang" else start.words
+    start = replace(start, words=words)
     flags, strays = read_flags(start.engine, start.words)
     model, model_open = None, ""
     absent = tuple(dict.fromkeys(word.open for word in strays if word.splits))
     strays = [word for word in strays if not word.splits]
-    if start.takes_model and start.engine == "vllm" and strays:
+    if start.takes_model and strays and (start.engine == "vllm" or strays[0] is start.words[0]):
+        # sglang serve takes a model as its first word only (0.5.23: cli/serve.py)
         model, model_open = strays[0].text, strays[0].open
         strays = strays[1:]
-    elif start.takes_model and start.engine == "vllm" and absent and start.words[:1]:
+    elif start.takes_model and absent and start.words[:1]:
         first = start.words[0]
         if first.splits:  # `vllm serve $MODEL`: one word as a rule, but it may hold more
             model, model_open = first.text, first.open
@@ -159,6 +162,15 @@ def launch_of(
         absent = (*absent, f"--config {' '.join(config.values)}")
     headless = launch.given("--headless") is not None
     return replace(launch, absent_unknown=absent, headless=headless)
+
+
+def _without_backend(start: Start) -> tuple[Word, ...]:
+    """The words without `--model-type`, which `sglang serve` takes away before it reads flags."""
+    words = list(start.words)
+    for index, word in enumerate(words if start.takes_model else ()):
+        if word.text == "--model-type" or word.text.startswith("--model-type="):
+            return (*words[:index], *words[index + (1 if "=" in word.text else 2) :])
+    return start.words
 
 
 def _base(word: Word) -> str:

@@ -15,8 +15,9 @@ from typing import Literal
 from ullage.launch.launch import EngineName, Given, Trouble, Word
 
 Arity = Literal["none", "one", "optional", "many", "any"]
-VERSIONS = {"vllm": "0.32", "sglang": "0.5"}
-"""The version of each recorded table: vLLM's from its parser, SGLang's from its sources."""
+VERSIONS = {"vllm": "0.32", "sglang": "0.5.23"}
+"""The version of each recorded table: vLLM's from its parser, SGLang's from its sources. SGLang
+renames flags between its last numbers, so there all three count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ def _more_than_one(text: str) -> bool:
     return _count(text) > 1
 
 
+def _chunk(text: str) -> int | None:
+    """SGLang's -1 turns chunks off."""
+    return None if text.strip() == "-1" else _count(text)
+
+
 def _off(text: str) -> bool:
     return text != "true"
 
@@ -92,6 +97,7 @@ SETTINGS: Mapping[str, tuple[Setting, ...]] = {
         Setting("--kv-cache-dtype", "kv_cache_dtype", str, "a dtype"),
         Setting("--context-length", "max_model_len", _count, COUNT),
         Setting("--max-running-requests", "max_num_seqs", _count, COUNT),
+        Setting("--chunked-prefill-size", "max_num_batched_tokens", _chunk, f"{COUNT}, or -1"),
         Setting("--page-size", "block_size", _count, COUNT),
         Setting("--disable-radix-cache", "enable_prefix_caching", _off, "no value"),
     ),
@@ -164,6 +170,9 @@ def deployment_of(launch: Launch, base: Deployment) -> Deployment:
             hidden[setting.field] = f"a value for {setting.flag} ({problem})"
         else:
             values[setting.field] = setting.parse(given.values[0])
+    if attention_groups(launch):
+        values["data"] = 1
+        hidden.pop("data", None)
     parallel = replace(base.parallel, **{k: v for k, v in values.items() if k in sizes})  # type: ignore[arg-type]
     rest = {k: v for k, v in values.items() if k not in sizes}
     version = base.engine_version
@@ -171,6 +180,15 @@ def deployment_of(launch: Launch, base: Deployment) -> Deployment:
         version = launch.version or ("unknown" if launch.engine != base.engine else version)
     made = replace(base, parallel=parallel, engine=launch.engine, engine_version=version, **rest)  # type: ignore[arg-type]
     return hide(made, hidden) if hidden else made
+
+
+def attention_groups(launch: Launch) -> bool:
+    """Whether SGLang's data-parallel size counts groups inside the tensor-parallel ranks.
+
+    Then it asks for no device more (sglang 0.5.23: arg_groups/parallel_hook.py,
+    handle_deprecated_dp_attention).
+    """
+    return launch.engine == "sglang" and launch.given("--enable-dp-attention") is not None
 
 
 def problem_of(setting: Setting, given: Given) -> str:
