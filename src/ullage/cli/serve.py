@@ -20,6 +20,8 @@ SIZES = {
     "--max-model-len": "limit on prompt and answer together (default: the model's own)",
     "--block-size": "tokens in one KV block",
     "--kv-cache-memory-bytes": "bytes of KV cache (default: 1 GiB)",
+    "--max-loras": "adapters that may be loaded, all of them in one batch (default: 8)",
+    "--max-lora-rank": "largest rank of an adapter (default: 16)",
 }
 
 
@@ -48,6 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="int8: weights by channel, activations on the fly (default: none)",
     )
+    parser.add_argument(
+        "--enable-lora",
+        action="store_true",
+        help="serve adapters: /v1/load_lora_adapter, /v1/unload_lora_adapter",
+    )
+    parser.add_argument(
+        "--lora-modules",
+        metavar="NAME=PATH",
+        nargs="+",
+        default=[],
+        help="adapters to load at start, each served as the model NAME",
+    )
     parser.add_argument("--api-key", metavar="KEY", help="demanded as a bearer token")
     parser.add_argument("--served-model-name", metavar="NAME", help="default: MODEL as given")
 
@@ -74,15 +88,27 @@ def run(args: argparse.Namespace) -> int:
         )
     run_server(
         args.model,
-        EngineOptions(quantization=args.quantization, **given),
+        EngineOptions(quantization=args.quantization, enable_lora=args.enable_lora, **given),
         host=args.host,
         port=args.port,
         api_key=args.api_key,
         served_model_name=args.served_model_name,
         max_num_queued_reqs=args.max_num_queued_reqs,
+        lora_modules=_lora_modules(args.lora_modules),
         on_ready=_announce,
     )
     return 0
+
+
+def _lora_modules(pairs: list[str]) -> dict[str, str]:
+    """NAME=PATH, as vLLM writes them. Raises BadUsage."""
+    modules: dict[str, str] = {}
+    for pair in pairs:
+        name, _, path = pair.partition("=")
+        if not name or not path or name in modules:
+            raise BadUsage(pair, field="--lora-modules", expected="NAME=PATH, each name once")
+        modules[name] = path
+    return modules
 
 
 def _announce(url: str, engine: Engine) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ullage.engine.lora import LoraAdapter, Rows, rows_by_adapter
 from ullage.engine.request import Request
 from ullage.engine.scheduler import Plan, Work
 
@@ -32,7 +33,8 @@ class Span:
 class Batch:
     """All int64. `decodes` are spans of one row, longest context first; they fill the first rows.
 
-    `sampled_rows` are the rows whose logits are wanted, for `sampled` in the same order.
+    `sampled_rows` are the rows whose logits are wanted, for `sampled` in the same order. `lora`
+    says which rows an adapter changes, `sampled_lora` which of the sampled ones.
     """
 
     token_ids_T: torch.Tensor
@@ -42,6 +44,8 @@ class Batch:
     prefills: tuple[Span, ...]
     sampled_rows: torch.Tensor
     sampled: tuple[Request, ...]
+    lora: tuple[Rows, ...] = ()
+    sampled_lora: tuple[Rows, ...] = ()
 
 
 def build_batch(plan: Plan, block_size: int) -> Batch:
@@ -55,11 +59,13 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
     spans: list[Span] = []
     rows: list[int] = []
     sampled: list[Request] = []
+    adapters: list[LoraAdapter | None] = []
     for work in decodes + prefills:
         spans.append(Span(len(token_ids), work.count, work.start, work.table))
         token_ids += work.request.tokens(work.start, work.count)
         positions += range(work.start, work.start + work.count)
         slots += _slots(work, block_size)
+        adapters += [work.request.lora] * work.count
         if work.samples:
             rows.append(len(token_ids) - 1)
             sampled.append(work.request)
@@ -71,6 +77,8 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
         tuple(spans[len(decodes) :]),
         torch.tensor(rows, dtype=torch.int64),
         tuple(sampled),
+        rows_by_adapter(adapters),
+        rows_by_adapter([request.lora for request in sampled]),
     )
 
 

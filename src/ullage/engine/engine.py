@@ -17,6 +17,7 @@ from ullage.engine.batch import build_batch
 from ullage.engine.blocks import BlockPool
 from ullage.engine.kv import KVCache
 from ullage.engine.linear import LINEARS
+from ullage.engine.lora import LoraAdapter, LoraRefused, read_lora
 from ullage.engine.model import Decoder, kv_shapes
 from ullage.engine.options import EngineOptions, kv_blocks
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
@@ -89,6 +90,7 @@ class Engine:
         )
         self._decoder = decoder
         self._attention = ATTENTION_PATHS[options.attention](self.kv)
+        self.loras: dict[str, LoraAdapter] = {}
         self._live: dict[str, _Live] = {}
         self._checks = os.environ.get("ULLAGE_CHECK") == "1"
 
@@ -120,14 +122,45 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
+    def load_lora(self, name: str, path: str | Path, *, allow_partial: bool = False) -> LoraAdapter:
+        """Read an adapter and offer it under `name`; may be called while another thread steps.
+
+        Raises LoraRefused when it would not do all that it was trained for, or when there is no
+        room for it; the adapters that are loaded stay as they are.
+        """
+        if not self.options.enable_lora:
+            raise LoraRefused("adapters are off", expected="--enable-lora")
+        if name in self.loras:
+            raise LoraRefused(
+                f"The lora adapter {name!r} has already been loaded.", field="lora_name"
+            )
+        if len(self.loras) >= self.options.max_loras:
+            raise LoraRefused(
+                f"{len(self.loras)} adapters are loaded",
+                expected=f"at most {self.options.max_loras} (--max-loras); unload one first",
+            )
+        adapter = read_lora(
+            name, path, self.spec, self.options.max_lora_rank, allow_partial=allow_partial
+        )
+        self.loras[name] = adapter
+        return adapter
+
+    def unload_lora(self, name: str) -> None:
+        """Stop offering an adapter. Requests that run with it finish with it. Raises KeyError."""
+        del self.loras[name]
+
     def add_request(
-        self, request_id: str, prompt_ids: tuple[int, ...], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        lora: LoraAdapter | None = None,
     ) -> Request:
         """Queue a request. Raises RequestRefused when it can never run here."""
         self.require_fits(prompt_ids, params)
         if request_id in self._live:
             raise RequestRefused(f"a request {request_id!r} is already running")
-        request = Request(request_id, prompt_ids, params, arrival_s=time.monotonic())
+        request = Request(request_id, prompt_ids, params, time.monotonic(), lora)
         stream = None if self.tokenizer is None else self.tokenizer.stream(params.stop)
         # Seeded requests repeat; the others draw their seed from the system.
         self._live[request_id] = _Live(stream, random.Random(params.seed))  # noqa: S311

@@ -17,6 +17,7 @@ from ullage.engine.attention import AttentionPath
 from ullage.engine.batch import Batch
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import Linear, LinearFactory
+from ullage.engine.lora import Rows, Site
 from ullage.engine.rope import rope_tables, rotate
 from ullage.engine.support import attention_of, dense_of, require_supported
 from ullage.engine.weights import Weights
@@ -109,28 +110,33 @@ class Decoder:
         if self.spec.embedding_scale != 1.0:
             x_TE = x_TE * self.spec.embedding_scale
         last = len(self._layers) - 1
-        rows = batch.sampled_rows
+        rows, lora = batch.sampled_rows, batch.lora
         for index, layer in enumerate(self._layers):
-            q_THD, k_TKD, v_TKD = self._project(layer, self._rms(x_TE, layer.mixer_norm), turns)
+            normed_TE = self._rms(x_TE, layer.mixer_norm)
+            qkv_TO = _apply(layer.qkv, normed_TE, lora, index, "qkv")
+            q_THD, k_TKD, v_TKD = self._heads(layer, qkv_TO, turns)
             kv.write(index, batch.slots_T, k_TKD, v_TKD)
             mixed_TE = attend(index, q_THD, k_TKD, v_TKD, layer.scale).flatten(1)
             if index == last:
                 # Only these rows' logits are wanted; after the last K and V the rest is over.
                 x_TE, mixed_TE = x_TE.index_select(0, rows), mixed_TE.index_select(0, rows)
-            x_TE = x_TE + layer.output(mixed_TE)
-            gate_TF, up_TF = layer.gate_up(self._rms(x_TE, layer.feed_forward_norm)).chunk(2, -1)
-            x_TE = x_TE + layer.down(layer.activation(gate_TF) * up_TF)
+                lora = batch.sampled_lora
+            x_TE = x_TE + _apply(layer.output, mixed_TE, lora, index, "output")
+            normed_TE = self._rms(x_TE, layer.feed_forward_norm)
+            gate_TF, up_TF = _apply(layer.gate_up, normed_TE, lora, index, "gate_up").chunk(2, -1)
+            hidden_TF = layer.activation(gate_TF) * up_TF
+            x_TE = x_TE + _apply(layer.down, hidden_TF, lora, index, "down")
         return self._head(self._rms(x_TE, self._final_norm_E))
 
-    def _project(
+    def _heads(
         self,
         layer: Layer,
-        x_TE: torch.Tensor,
+        qkv_TO: torch.Tensor,
         turns: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q [tokens, heads, dim], K and V [tokens, kv_heads, dim], normed and turned."""
         num_qk_heads = layer.num_heads + layer.num_kv_heads
-        heads_TND = layer.qkv(x_TE).view(x_TE.shape[0], -1, layer.head_dim)
+        heads_TND = qkv_TO.view(qkv_TO.shape[0], -1, layer.head_dim)
         qk_TND, v_TKD = heads_TND[:, :num_qk_heads], heads_TND[:, num_qk_heads:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q_THD, k_TKD = qk_TND[:, : layer.num_heads], qk_TND[:, layer.num_heads :]
@@ -188,6 +194,16 @@ class Decoder:
             down=fused(("down", hidden, mlp.intermediate, mlp.bias)),
             activation=ACTIVATIONS[mlp.activation],
         )
+
+
+def _apply(
+    linear: Linear, x_TI: torch.Tensor, lora: tuple[Rows, ...], layer: int, site: Site
+) -> torch.Tensor:
+    """The linear's output, each adapter's change added to its own rows."""
+    y_TO = linear(x_TI)
+    for rows in lora:
+        rows.add(layer, site, x_TI, y_TO)
+    return y_TO
 
 
 def kv_shapes(spec: ModelSpec) -> list[KVShape]:

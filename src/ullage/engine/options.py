@@ -21,7 +21,10 @@ DEFAULT_KV_CACHE_MEMORY_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """`max_model_len` None: the model's own. `attention` and `quantization` name table rows."""
+    """`max_model_len` None: the model's own. `attention` and `quantization` name table rows.
+
+    `max_loras` adapters may be loaded; all of them may run in one batch.
+    """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -30,10 +33,16 @@ class EngineOptions:
     kv_cache_memory_bytes: int = DEFAULT_KV_CACHE_MEMORY_BYTES
     quantization: str = "none"
     attention: str = "gathered"
+    enable_lora: bool = False
+    max_loras: int = 8
+    max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
         """Raises BadUsage for sizes that are not positive or a budget that starves decodes."""
-        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
+        sizes = (
+            *("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"),
+            *("max_loras", "max_lora_rank"),
+        )
         for name in sizes:
             if getattr(self, name) < 1:
                 raise BadUsage(str(getattr(self, name)), field=_flag(name), expected="at least 1")

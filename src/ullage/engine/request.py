@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ullage.engine.lora import LoraAdapter
 
 
 class State(StrEnum):
@@ -51,13 +55,14 @@ class Request:
 
     `num_computed` tokens (prompt first, then output) have their KV in the blocks of `table`.
     The rest, `num_tokens - num_computed`, must run: one for a decode, more for a prefill or for
-    the recomputation after a preemption.
+    the recomputation after a preemption. `lora` is the adapter it runs with, held until it ends.
     """
 
     id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival_s: float = 0.0
+    lora: LoraAdapter | None = None
     state: State = State.WAITING
     finish_reason: FinishReason | None = None
     output_ids: list[int] = field(default_factory=list)

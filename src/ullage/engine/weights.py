@@ -88,7 +88,7 @@ class Weights:
             raise MalformedCheckpoint(
                 f"shape {list(entry.shape)}", file=entry.file, field=name, expected=f"{list(shape)}"
             )
-        return _from_gguf(entry) if self._gguf else _from_safetensors(entry)
+        return _from_gguf(entry) if self._gguf else read_tensor(entry)
 
 
 def _architecture(index: CheckpointIndex) -> str:
@@ -108,7 +108,8 @@ def _bytes(entry: TensorEntry) -> bytes:
     return data
 
 
-def _from_safetensors(entry: TensorEntry) -> torch.Tensor:
+def read_tensor(entry: TensorEntry) -> torch.Tensor:
+    """One tensor of a safetensors file as float32. Raises UnsupportedModel for other dtypes."""
     dtype = SAFETENSORS_DTYPES.get(entry.dtype)
     if dtype is None:
         raise UnsupportedModel(

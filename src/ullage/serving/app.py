@@ -11,7 +11,7 @@ import ipaddress
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,15 +68,17 @@ def start_server(
     api_key: str | None = None,
     served_model_name: str | None = None,
     max_num_queued_reqs: int = 256,
+    lora_modules: Mapping[str, str] | None = None,
 ) -> ServerHandle:
     """Load `model`, serve it from a thread of this process, return when it is warm.
 
-    Port 0 picks a free one. Raises what Engine.load raises, and BadUsage for an address that
+    Port 0 picks a free one; `lora_modules` are adapters by name. Raises what Engine.load and
+    load_lora raise, and BadUsage for an address that
     cannot be used or that leaves loopback without a key.
     """
     listener = listening_socket(host, port, api_key)
     try:
-        engine = Engine.load(model, options)
+        engine = _load(model, options, lora_modules or {})
     except BaseException:
         listener.close()
         raise
@@ -107,11 +109,12 @@ def run_server(
     api_key: str | None,
     served_model_name: str | None,
     max_num_queued_reqs: int,
+    lora_modules: Mapping[str, str],
     on_ready: Callable[[str, Engine], None],
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish what runs. `on_ready(url, engine)` once warm."""
     with listening_socket(host, port, api_key) as listener:
-        engine = Engine.load(model, options)
+        engine = _load(model, options, lora_modules)
         server, loop = _build(engine, model, api_key, served_model_name, max_num_queued_reqs)
 
         async def main() -> None:
@@ -165,6 +168,15 @@ def address(listener: socket.socket) -> str:
     """http://host:port of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _load(
+    model: str | Path, options: EngineOptions | None, lora_modules: Mapping[str, str]
+) -> Engine:
+    engine = Engine.load(model, options)
+    for name, path in lora_modules.items():
+        engine.load_lora(name, path)
+    return engine
 
 
 async def _ready(loop: EngineLoop) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ullage.engine.engine import Engine, Output
+from ullage.engine.lora import LoraAdapter
 from ullage.engine.request import FinishReason, Request, SamplingParams
 from ullage.errors import UllageError
 from ullage.serving.metrics import EngineMetrics
@@ -52,6 +53,7 @@ class Ticket:
     id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    lora: LoraAdapter | None = None
     outputs: asyncio.Queue[Output | None] = field(default_factory=asyncio.Queue)
     request: Request | None = None
     closed: bool = False
@@ -92,7 +94,13 @@ class EngineLoop:
         """Requests submitted and not yet closed."""
         return len(self._open)
 
-    def submit(self, prompt_ids: tuple[int, ...], params: SamplingParams, prefix: str) -> Ticket:
+    def submit(
+        self,
+        prompt_ids: tuple[int, ...],
+        params: SamplingParams,
+        prefix: str,
+        lora: LoraAdapter | None = None,
+    ) -> Ticket:
         """Hand a request to the engine. Raises Refused, EngineFailed or RequestRefused."""
         if self.failure is not None:
             raise EngineFailed("the engine has failed and serves nothing any more")
@@ -102,7 +110,7 @@ class EngineLoop:
         if self.num_in_flight >= self._max_in_flight:
             self._metrics.rejected()
             raise QueueFull(f"{self.num_in_flight} requests are in flight, no more may wait")
-        ticket = Ticket(f"{prefix}-{uuid.uuid4().hex}", prompt_ids, params)
+        ticket = Ticket(f"{prefix}-{uuid.uuid4().hex}", prompt_ids, params, lora)
         self._open.add(ticket)
         self._send(lambda: self._admit(ticket))
         return ticket
@@ -185,7 +193,9 @@ class EngineLoop:
     def _admit(self, ticket: Ticket) -> None:
         if ticket.closed:
             return
-        ticket.request = self.engine.add_request(ticket.id, ticket.prompt_ids, ticket.params)
+        ticket.request = self.engine.add_request(
+            ticket.id, ticket.prompt_ids, ticket.params, ticket.lora
+        )
         self._tickets[ticket.id] = ticket
 
     def _cancel(self, ticket: Ticket) -> None:

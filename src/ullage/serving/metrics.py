@@ -6,7 +6,7 @@ read in vLLM 0.32, v1/metrics/loggers.py and buckets.py; dashboards made for it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -121,6 +121,12 @@ class EngineMetrics:
             registry=registry,
         ).labels(model_name=model_name, reason="max_num_queued_reqs")
         self._export_cache_config(engine)
+        self._loras = Gauge(
+            "vllm:lora_requests_info",
+            "Adapters of the requests that run and wait, in the labels.",
+            ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+            registry=registry if engine.options.enable_lora else None,
+        )
 
     def render(self) -> bytes:
         """The text exposition of everything."""
@@ -166,6 +172,14 @@ class EngineMetrics:
         }
         for name, value in values.items():
             self._gauges[name].set(value)
+        if engine.options.enable_lora:
+            # vLLM keeps every combination that ever was; only the present one is exported here.
+            self._loras.clear()
+            self._loras.labels(
+                max_lora=str(engine.options.max_loras),
+                waiting_lora_adapters=_adapter_names(engine.scheduler.waiting),
+                running_lora_adapters=_adapter_names(engine.scheduler.running),
+            ).set_to_current_time()
 
     def observe_finished(self, request: Request) -> None:
         """Account for a request that ended, whatever the reason."""
@@ -224,6 +238,10 @@ class EngineMetrics:
             tuple(labels),
             registry=self._registry,
         ).labels(**labels).set(1)
+
+
+def _adapter_names(requests: Iterable[Request]) -> str:
+    return ",".join(sorted({r.lora.name for r in requests if r.lora is not None}))
 
 
 def one_two_five(limit: int) -> list[float]:

@@ -84,6 +84,15 @@ class Ask:
     add_special: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LoadLora:
+    """An adapter to load. `allow_partial`: also when part of it is not of this model."""
+
+    name: str
+    path: str
+    allow_partial: bool
+
+
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises BadRequest."""
     try:
@@ -145,6 +154,26 @@ def parse_tokenize(body: Mapping[str, Any]) -> tuple[str | None, tuple[Mapping[s
     if not isinstance(prompt, str):
         raise BadRequest(_show(prompt), field="prompt", expected="a string, or messages")
     return prompt, ()
+
+
+def parse_load_lora(body: Mapping[str, Any]) -> LoadLora:
+    """What /v1/load_lora_adapter is asked for, with vLLM's names. Raises BadRequest."""
+    for field in body:
+        if field not in ("lora_name", "lora_path", "allow_partial"):
+            raise BadRequest("this field is not known here", field=field[:80])
+    return LoadLora(
+        _required_text(body, "lora_name"),
+        _required_text(body, "lora_path"),
+        _boolean(body, "allow_partial"),
+    )
+
+
+def parse_unload_lora(body: Mapping[str, Any]) -> str:
+    """The name of the adapter that /v1/unload_lora_adapter is to drop. Raises BadRequest."""
+    for field in body:
+        if field not in ("lora_name", "lora_int_id"):
+            raise BadRequest("this field is not known here", field=field[:80])
+    return _required_text(body, "lora_name")
 
 
 def _refuse_unknown(body: Mapping[str, Any], kind: Kind) -> None:
@@ -241,6 +270,13 @@ def _token_ids(value: object, field: str) -> tuple[int, ...]:
 def _text(body: Mapping[str, Any], field: str) -> str | None:
     value = body.get(field)
     if value is not None and not isinstance(value, str):
+        raise BadRequest(_show(value), field=field, expected="a string")
+    return value
+
+
+def _required_text(body: Mapping[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value or "\0" in value:
         raise BadRequest(_show(value), field=field, expected="a string")
     return value
 

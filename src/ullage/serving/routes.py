@@ -25,12 +25,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ullage import __version__
 from ullage.engine.engine import Engine, Output, RequestRefused
+from ullage.engine.lora import LoraAdapter
 from ullage.engine.tokenizer import Tokenizer
 from ullage.errors import BadInput
 from ullage.serving import answers
 from ullage.serving.loop import EngineFailed, EngineLoop, Refused, Ticket
 from ullage.serving.metrics import EngineMetrics
-from ullage.serving.protocol import Ask, Kind, parse_ask, parse_body, parse_tokenize
+from ullage.serving.protocol import (
+    Ask,
+    Kind,
+    parse_ask,
+    parse_body,
+    parse_load_lora,
+    parse_tokenize,
+    parse_unload_lora,
+)
 
 MAX_BODY_BYTES = 8 << 20
 # As in vLLM the key guards what costs something; probes and scrapers need none.
@@ -85,6 +94,12 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
         "/version": ("GET", routes.version),
         "/metrics": ("GET", routes.render_metrics),
     }
+    if engine.options.enable_lora:
+        paths = {
+            **paths,
+            "/v1/load_lora_adapter": ("POST", routes.load_lora),
+            "/v1/unload_lora_adapter": ("POST", routes.unload_lora),
+        }
     app = Starlette(
         routes=[Route(path, handler, methods=[verb]) for path, (verb, handler) in paths.items()],
         middleware=[Middleware(_ApiKey, api_key=settings.api_key)] if settings.api_key else [],
@@ -120,6 +135,7 @@ class _Routes:
         self._metrics = metrics
         self._settings = settings
         self._started = int(time.time())
+        self._loading = asyncio.Lock()
         self.loop = EngineLoop(engine, metrics, settings.max_num_queued_reqs)
 
     async def completions(self, request: Request) -> Response:
@@ -137,7 +153,30 @@ class _Routes:
             "root": self._settings.model_path,
             "max_model_len": self._engine.max_model_len,
         }
-        return JSONResponse({"object": "list", "data": [model]})
+        adapters = [
+            {**model, "id": name, "root": adapter.path, "parent": self._settings.model_name}
+            for name, adapter in self._engine.loras.items()
+        ]
+        return JSONResponse({"object": "list", "data": [model, *adapters]})
+
+    async def load_lora(self, request: Request) -> Response:
+        """Read an adapter and offer it as a model, while others run."""
+        ask = parse_load_lora(parse_body(await _body(request)))
+        if ask.name == self._settings.model_name:
+            raise BadInput("the model itself has this name", field="lora_name")
+        async with self._loading:
+            await run_in_threadpool(
+                self._engine.load_lora, ask.name, ask.path, allow_partial=ask.allow_partial
+            )
+        return Response(f"Success: LoRA adapter '{ask.name}' added successfully.")
+
+    async def unload_lora(self, request: Request) -> Response:
+        """Stop offering an adapter; requests that run with it are finished."""
+        name = parse_unload_lora(parse_body(await _body(request)))
+        if name not in self._engine.loras:
+            raise ModelNotFound(f"The lora adapter '{name}' cannot be found.")
+        self._engine.unload_lora(name)
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def tokenize(self, request: Request) -> Response:
         text, messages = parse_tokenize(parse_body(await _body(request)))
@@ -167,17 +206,12 @@ class _Routes:
 
     async def _generate(self, request: Request, kind: Kind) -> Response:
         ask = parse_ask(parse_body(await _body(request)), kind)
-        if ask.model not in (None, self._settings.model_name):
-            raise ModelNotFound(
-                f"there is no model {ask.model!r} here",
-                field="model",
-                expected=self._settings.model_name,
-            )
+        lora = self._adapter(ask.model)
         prompt_ids = await run_in_threadpool(self._prompt_ids, ask)
         params = replace(ask.params, max_tokens=self._max_tokens(ask, prompt_ids))
         prefix = "chatcmpl" if kind == "chat" else "cmpl"
-        ticket = self.loop.submit(prompt_ids, params, prefix)
-        name = self._settings.model_name
+        ticket = self.loop.submit(prompt_ids, params, prefix, lora)
+        name = self._settings.model_name if lora is None else lora.name
         envelope = answers.Envelope(kind, ticket.id, name, int(time.time()))
         if ask.stream:
             return _EventStream(self.loop, ticket, self._events(ask, ticket, envelope))
@@ -188,6 +222,20 @@ class _Routes:
         return JSONResponse(
             answers.whole(envelope, outputs, len(prompt_ids), self._tokenizer.token_text)
         )
+
+    def _adapter(self, model: str | None) -> LoraAdapter | None:
+        """The adapter that `model` names, None for the model itself. Raises ModelNotFound."""
+        name = self._settings.model_name
+        if model is None or model == name:
+            return None
+        adapter = self._engine.loras.get(model)
+        if adapter is None:
+            raise ModelNotFound(
+                f"there is no model {model!r} here",
+                field="model",
+                expected=" or ".join((name, *self._engine.loras)),
+            )
+        return adapter
 
     async def _collect(self, ticket: Ticket) -> list[Output]:
         return [output async for output in self.loop.outputs(ticket)]

@@ -1,0 +1,229 @@
+"""LoRA adapters beside the base weights: read once, added to a linear's output for their rows only.
+
+Holds the deltas, where they go, and who is refused. Any mix of adapters runs in one batch, since
+nothing is merged. What adapter files say is read by `anatomy`; requests name theirs in `request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule, AdapterTensor
+from ullage.adapters.read import read_adapter
+from ullage.anatomy.checkpoint import TensorEntry
+from ullage.anatomy.files.safetensors import read_safetensors
+from ullage.anatomy.spec import ModelSpec
+from ullage.engine.support import attention_of, dense_of
+from ullage.engine.weights import NAMES, read_tensor
+from ullage.errors import BadInput
+
+Site = Literal["qkv", "output", "gate_up", "down"]
+# The inits after which PEFT's saved adapter is a plain LoRA; others (PiSSA, OLoRA, CorDA, LoftQ)
+# change the base weights when they load (peft 0.21, tuners/lora/layer.py).
+PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+# What an adapter may ask for that would be ignored here: (does it ask, what to say).
+UNSUPPORTED: Sequence[tuple[Callable[[AdapterConfig], bool], str]] = (
+    (lambda c: c.peft_type.upper() != "LORA", "adapters other than LoRA are not run"),
+    (lambda c: c.use_dora, "DoRA is not run"),
+    (lambda c: c.bias != "none" or c.lora_bias, "adapters with biases are not run"),
+    (lambda c: bool(c.modules_to_save), "modules_to_save are not run"),
+    (lambda c: bool(c.layer_replication), "layer_replication is not run"),
+    (lambda c: bool(c.alora_invocation_tokens), "activated LoRA is not run"),
+    (lambda c: bool(c.use_qalora), "QALoRA is not run"),
+    (lambda c: bool(c.use_bdlora), "block-diagonal LoRA is not run"),
+    (lambda c: bool(c.trainable_token_indices), "trainable tokens are not run"),
+    (
+        lambda c: (
+            isinstance(c.init_lora_weights, str) and c.init_lora_weights.lower() not in PLAIN_INITS
+        ),
+        "an init that changes the base weights is not run",
+    ),
+)
+
+
+class LoraRefused(BadInput):
+    """An adapter that would not do here what it was trained to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module's output lies: columns first … last−1 of a site of one layer."""
+
+    layer: int
+    site: Site
+    first: int
+    last: int
+    in_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """x·Aᵀ·Bᵀ, float32, for columns first … last−1 of a site; the scale is in B."""
+
+    first: int
+    last: int
+    a_RI: torch.Tensor
+    b_OR: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraAdapter:
+    """A loaded adapter. Requests hold it, so it outlives being unloaded while they run."""
+
+    name: str
+    path: str
+    rank: int
+    num_modules: int
+    deltas: Mapping[tuple[int, Site], tuple[Delta, ...]]
+
+    @property
+    def num_bytes(self) -> int:
+        held = [t for parts in self.deltas.values() for d in parts for t in (d.a_RI, d.b_OR)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a batch that one adapter changes; None: all of them."""
+
+    adapter: LoraAdapter
+    rows: torch.Tensor | None
+
+    def add(self, layer: int, site: Site, x_TI: torch.Tensor, y_TO: torch.Tensor) -> None:
+        """Add what the adapter says of x to y, in place."""
+        deltas = self.adapter.deltas.get((layer, site), ())
+        if not deltas:
+            return
+        x = x_TI if self.rows is None else x_TI.index_select(0, self.rows)
+        for delta in deltas:
+            change = (x @ delta.a_RI.T) @ delta.b_OR.T
+            columns = y_TO[:, delta.first : delta.last]
+            if self.rows is None:
+                columns += change
+            else:
+                columns.index_add_(0, self.rows, change)
+
+
+def rows_by_adapter(adapters: Sequence[LoraAdapter | None]) -> tuple[Rows, ...]:
+    """One `Rows` per adapter that occurs in `adapters`, which has an entry per row."""
+    rows: dict[LoraAdapter, list[int]] = {}
+    for row, adapter in enumerate(adapters):
+        if adapter is not None:
+            rows.setdefault(adapter, []).append(row)
+    return tuple(
+        Rows(adapter, None if len(of) == len(adapters) else torch.tensor(of, dtype=torch.int64))
+        for adapter, of in rows.items()
+    )
+
+
+def places(spec: ModelSpec) -> dict[str, Place]:
+    """Module path in the Hugging Face tree → where its output lies, for every linear."""
+    found: dict[str, Place] = {}
+    hidden = spec.hidden_size
+    for index, layer in enumerate(spec.layers):
+        mixer, mlp = attention_of(layer), dense_of(layer)
+        q_size, kv_size = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
+        sites: Mapping[Site, tuple[tuple[str, int, int], ...]] = {
+            "qkv": (("q", q_size, hidden), ("k", kv_size, hidden), ("v", kv_size, hidden)),
+            "output": (("o", hidden, q_size),),
+            "gate_up": (("gate", mlp.intermediate, hidden), ("up", mlp.intermediate, hidden)),
+            "down": (("down", hidden, mlp.intermediate),),
+        }
+        for site, parts in sites.items():
+            first = 0
+            for role, size, width in parts:
+                path = NAMES[role].format(i=index).removesuffix(".weight")
+                found[path] = Place(index, site, first, first + size, width)
+                first += size
+    return found
+
+
+def read_lora(
+    name: str, path: str | Path, spec: ModelSpec, max_lora_rank: int, *, allow_partial: bool = False
+) -> LoraAdapter:
+    """Read the adapter at `path` for a model of `spec`.
+
+    Raises LoraRefused when part of it would do nothing (unless `allow_partial`) or the wrong thing,
+    and what `read_adapter` raises for files that lie.
+    """
+    adapter = read_adapter(Path(path))
+    _require_supported(adapter)
+    where = places(spec)
+    deltas: dict[tuple[int, Site], tuple[Delta, ...]] = {}
+    entries = _entries(adapter)
+    unmapped: list[str] = []
+    taken: set[Place] = set()
+    rank = 0
+    for module in adapter.modules:
+        place = where.get(module.module)
+        if place is None:
+            unmapped.append(module.module)
+            continue
+        if place in taken:
+            raise LoraRefused(
+                "adapted twice", file=adapter.path, field=module.module, expected="one pair"
+            )
+        taken.add(place)
+        delta = _delta(adapter, module, place, entries, max_lora_rank)
+        rank = max(rank, delta.a_RI.shape[0])
+        key = (place.layer, place.site)
+        deltas[key] = (*deltas.get(key, ()), delta)
+    total = len(adapter.modules)
+    if len(unmapped) == total or (unmapped and not allow_partial):
+        raise LoraRefused(
+            f"{len(unmapped)} of {total} modules are not of this model"
+            + (f", the first {unmapped[0][:120]!r}" if unmapped else ""),
+            file=adapter.path,
+            expected=f"modules like {next(iter(where))!r}",
+        )
+    return LoraAdapter(name, str(path), rank, total - len(unmapped), deltas)
+
+
+def _require_supported(adapter: Adapter) -> None:
+    if adapter.from_pickle:
+        raise LoraRefused(
+            "a pickle, which is never loaded", file=adapter.path, expected="safetensors"
+        )
+    for asks, sentence in UNSUPPORTED:
+        if asks(adapter.config):
+            raise LoraRefused(f"{sentence} by the embedded engine", file=adapter.path)
+
+
+def _entries(adapter: Adapter) -> dict[str, TensorEntry]:
+    entries: dict[str, TensorEntry] = {}
+    for file in dict.fromkeys(tensor.file for tensor in adapter.tensors):
+        entries |= {entry.name: entry for entry in read_safetensors(Path(file))[0]}
+    return entries
+
+
+def _delta(
+    adapter: Adapter,
+    module: AdapterModule,
+    place: Place,
+    entries: Mapping[str, TensorEntry],
+    max_lora_rank: int,
+) -> Delta:
+    def refuse(found: str, expected: str) -> LoraRefused:
+        return LoraRefused(found, file=adapter.path, field=module.module, expected=expected)
+
+    if module.a is None or module.b is None or module.rank is None or module.scale is None:
+        raise refuse("half of a pair", "lora_A and lora_B of one rank, and its alpha")
+    if module.magnitude is not None or module.bias_b is not None or module.saved:
+        raise refuse("more than lora_A and lora_B", "plain LoRA")
+    if module.rank > max_lora_rank:
+        raise refuse(f"rank {module.rank}", f"at most {max_lora_rank} (--max-lora-rank)")
+    a_shape = (module.rank, place.in_features)
+    b_shape = (place.last - place.first, module.rank)
+    if (module.a.shape, module.b.shape) != (a_shape, b_shape):
+        found = f"lora_A {list(module.a.shape)}, lora_B {list(module.b.shape)}"
+        raise refuse(found, f"{list(a_shape)} and {list(b_shape)}")
+
+    def read(tensor: AdapterTensor) -> torch.Tensor:
+        return read_tensor(entries[tensor.key.text])
+
+    return Delta(place.first, place.last, read(module.a), read(module.b) * module.scale)
