@@ -17,14 +17,16 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from measure_process import cpu_name, run_once
 
 import ullage
 
 WALL_LIMIT_S = 0.25
 MEMORY_LIMIT_MB = 70
-ULLAGE = Path(sys.executable).with_name("ullage")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 SHARED_MODELS = ("meta-llama--Meta-Llama-3.1-8B", "deepseek-ai--DeepSeek-V3", "Qwen--Qwen3-0.6B")
@@ -41,40 +43,6 @@ LLAMA_8B = {
     "rope_theta": 500000.0,
     "torch_dtype": "bfloat16",
 }
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One run: wall seconds, processor seconds and peak resident megabytes (10^6 bytes)."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
-
-
-def run_once(arguments: list[str]) -> Sample:
-    """Run `ullage` in a fresh process with its output thrown away."""
-    started = time.perf_counter()
-    child = os.posix_spawn(
-        ULLAGE,
-        [str(ULLAGE), *arguments],
-        os.environ,
-        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
-    )
-    _, status, usage = os.wait4(child, 0)
-    wall_s = time.perf_counter() - started
-    code = os.waitstatus_to_exitcode(status)
-    if code not in (0, 1):
-        sys.exit(f"ullage {' '.join(arguments)} ended with {code}")
-    return Sample(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
-
-
-def cpu_name() -> str:
-    """The processor as the kernel names it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown processor"
 
 
 def model_directories(given: list[str], scratch: Path) -> dict[str, Path]:

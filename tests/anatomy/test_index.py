@@ -11,7 +11,8 @@ from checkpoint_files import GgufBuilder, llama_gguf, write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.anatomy.files.index import read_checkpoint, read_gguf_parts, read_weight_map
+from ullage.anatomy.files.index import read_checkpoint, read_gguf_parts
+from ullage.anatomy.files.weight_map import read_weight_map
 from ullage.errors import BadInput, MalformedCheckpoint
 
 INDEX = "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from ullage.errors import MalformedCheckpoint
 
@@ -21,12 +21,12 @@ from ullage.errors import MalformedCheckpoint
 MAX_TENSORS = 500_000
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """One stored tensor. `start` and `end` are absolute byte offsets in `file`.
 
     `dtype` is the header's word: BF16, F8_E4M3, U8, … for safetensors; Q4_1, F32, … for GGUF.
-    GGUF shapes are turned to row-major [out, in] order.
+    GGUF shapes are turned to row-major [out, in] order. A named tuple, since a checkpoint may have
+    100,000 and it is made in less than half the time of a frozen dataclass.
     """
 
     name: str
@@ -85,7 +85,7 @@ class CheckpointIndex:
     @property
     def num_bytes(self) -> int:
         """Bytes of tensor data in the files that were read, headers and padding not counted."""
-        return sum(t.num_bytes for t in self.tensors)
+        return sum(t.end - t.start for t in self.tensors)
 
     @property
     def num_elements(self) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.tensors.tensor import TensorSpec
 
 _EXPERT = re.compile(r"\.experts\.([0-9]{1,9})\.")
+_ANY_EXPERT = ".experts.{e}."
 _LAYER_ZERO = re.compile(r"^(.*?)((?:layers|layer|h|blocks|block)\.0\..+)$")
 _OTHER_STACKS = ("vis", "audio", "image", "tower", "mtp", "encoder_", "draft")
 
@@ -38,7 +39,17 @@ class StoredGroup:
 
 def name_pattern(name: str) -> str:
     """`…experts.17.up_proj.weight` → `…experts.{e}.up_proj.weight`; other names as they are."""
-    return _EXPERT.sub(".experts.{e}.", name, count=1) if ".experts." in name else name
+    return _EXPERT.sub(_ANY_EXPERT, name, count=1) if ".experts." in name else name
+
+
+def name_patterns(names: Sequence[str]) -> list[str]:
+    """`name_pattern` of each."""
+    text = "\n".join(names)
+    patterns = _EXPERT.sub(_ANY_EXPERT, text).split("\n")
+    # Whoever puts line ends into names, or experts into experts, waits a little longer.
+    if len(patterns) != len(names) or any(p.count(_ANY_EXPERT) > 1 for p in set(patterns)):
+        return [name_pattern(name) for name in names]
+    return patterns
 
 
 def stored_groups(index: CheckpointIndex) -> tuple[dict[str, StoredGroup], list[str]]:
@@ -48,18 +59,24 @@ def stored_groups(index: CheckpointIndex) -> tuple[dict[str, StoredGroup], list[
     """
     if index.format == "gguf":
         return _gguf_groups(index)
+    # 60,000 experts' tensors are some 1,000 kinds: all that is done per tensor is done in C.
+    tensors = index.tensors
+    patterns = name_patterns([tensor.name for tensor in tensors])
+    kinds = list(zip(patterns, [t.dtype for t in tensors], [t.shape for t in tensors], strict=True))
+    firsts = dict(zip(reversed(kinds), reversed(tensors), strict=True))
     groups: dict[str, StoredGroup] = {}
-    for tensor in index.tensors:
-        pattern = name_pattern(tensor.name)
+    for kind, count in Counter(kinds).items():  # in the order of each one's first tensor
+        pattern, dtype, shape = kind
+        first = firsts[kind]
         group = groups.get(pattern)
         if group is None:
-            group = StoredGroup(pattern, tensor.shape, tensor.dtype, tensor.file)
+            group = StoredGroup(pattern, shape, dtype, first.file)
             groups[pattern] = group
-        elif group.odd is None and (tensor.shape, tensor.dtype) != (group.shape, group.dtype):
-            group.odd = tensor.name
-        group.count += 1
-        group.num_elements += tensor.num_elements
-        group.num_bytes += tensor.num_bytes
+        elif group.odd is None:
+            group.odd = first.name
+        group.count += count
+        group.num_elements += first.num_elements * count
+        group.num_bytes += first.num_bytes * count  # dtype and shape say how many
     return groups, []
 
 

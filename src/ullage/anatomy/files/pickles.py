@@ -212,19 +212,27 @@ def pickle_imports(file: Path) -> PickleImports:
 
     Raises MalformedCheckpoint when the file cannot be read or is no pickle at all.
     """
+    raw, pickles, reason = pickle_bytes(file)
+    imports, broken = _walk(raw, pickles)
+    return PickleImports(str(file), tuple(sorted(imports)), broken or reason)
+
+
+def pickle_bytes(file: Path) -> tuple[bytes, int, str | None]:
+    """The pickle of a zip archive or a bare file, how many may follow one another in it, and why
+    it is not complete (None when it is).
+
+    Raises MalformedCheckpoint when the file cannot be read or is no pickle at all.
+    """
     with open_regular(file) as (stream, file_bytes):
         magic = stream.read(4)
         stream.seek(0)
         if magic == b"PK\3\4":
             raw, reason = _from_zip(stream, file, file_bytes)
-            pickles = 1
-        else:
-            raw, reason = stream.read(MAX_PICKLE_BYTES), None
-            pickles = _LEGACY_PICKLES
-            if not raw.startswith((b"\x80", b"(", b"c", b"}", b"]")):
-                raise MalformedCheckpoint(f"begins with {magic!r}", file=file, expected="a pickle")
-    imports, broken = _walk(raw, pickles)
-    return PickleImports(str(file), tuple(sorted(imports)), broken or reason)
+            return raw, 1, reason
+        raw = stream.read(MAX_PICKLE_BYTES)
+        if not raw.startswith((b"\x80", b"(", b"c", b"}", b"]")):
+            raise MalformedCheckpoint(f"begins with {magic!r}", file=file, expected="a pickle")
+        return raw, _LEGACY_PICKLES, None
 
 
 def _from_zip(stream: BinaryIO, file: Path, file_bytes: int) -> tuple[bytes, str | None]:

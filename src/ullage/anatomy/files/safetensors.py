@@ -7,6 +7,7 @@ format: 8 bytes little-endian length, a JSON object, then the data without holes
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from pathlib import Path
 
 from ullage.anatomy.checkpoint import TensorEntry, open_regular
@@ -25,15 +26,25 @@ MAX_TENSORS_PER_FILE = 200_000
 MAX_METADATA_KEYS = 100_000
 _MAX_ENTRY_CHARS = 4096
 _MAX_DIMENSION = 2**63
+_RANGE = attrgetter("start", "end")
 
-# One member as every known writer lays it out. Only a shortcut (three times as fast as decoding the
-# object): whatever does not match, or is wrong, goes through the JSON reader and its checks.
-_NUMBER = "(?:0|[1-9][0-9]{0,17})"
-_USUAL_MEMBER = re.compile(
-    rf'"([ !#-\[\]-~]{{1,1000}})":'
-    rf'\{{"dtype":"([A-Z0-9_]{{1,16}})","shape":\[((?:{_NUMBER}(?:,{_NUMBER}){{0,15}})?)\],'
-    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}},'
-)
+# Members as every known writer lays them out, up to 1,000 at a time. Only a shortcut (five times as
+# fast as decoding the objects one by one): whatever does not match, or is wrong, goes through the
+# JSON reader and its checks. No part of a member can match in two ways, so none is tried twice.
+_NUMBER = "(?:0|[1-9][0-9]{0,17}+)"
+_SIZES = rf"(?:{_NUMBER}(?:, ?{_NUMBER}){{0,15}}+)?+"
+
+
+def _member(name: str, dtype: str, sizes: str, number: str) -> str:
+    return (
+        rf'"{name}": ?\{{"dtype": ?"{dtype}", ?"shape": ?\[{sizes}\], ?'
+        rf'"data_offsets": ?\[{number}, ?{number}\]\}}, ?'
+    )
+
+
+_PARTS = (r"[ !#-\[\]-~]{1,1000}+", "[A-Z0-9_]{1,16}+", _SIZES, _NUMBER)
+_USUAL_MEMBER = re.compile(_member(*(f"({part})" for part in _PARTS)))
+_USUAL_RUN = re.compile(f"(?:{_member(*_PARTS)}){{0,1000}}+")
 
 # Bits per element of every dtype of the format (safetensors 0.8).
 DTYPE_BITS = {
@@ -124,7 +135,7 @@ def _parse_header(
     name_of_file = str(file)
     tensors: dict[str, TensorEntry] = {}
     metadata: dict[str, str] = {}
-    has_metadata = False
+    has_metadata, all_sound = False, True
 
     def read_metadata(key: str, pos: int) -> int:
         if key in metadata:
@@ -157,7 +168,10 @@ def _parse_header(
         return after
 
     def read_usual(pos: int) -> int:
-        return _read_usual(text, pos, tensors, name_of_file, data_start)
+        nonlocal all_sound
+        if all_sound:  # else the reader of single members is about to say what is wrong
+            pos, all_sound = _read_usual(text, pos, tensors, name_of_file, data_start)
+        return pos
 
     end = read_members(text, 0, read_tensor, read_usual)
     if skip_space(text, end) != len(text):
@@ -167,25 +181,45 @@ def _parse_header(
 
 def _read_usual(
     text: str, pos: int, tensors: dict[str, TensorEntry], name_of_file: str, data_start: int
-) -> int:
-    """Takes sound members in the usual layout; the position of the first that is not one."""
-    room = MAX_TENSORS_PER_FILE - len(tensors)
-    while room > 0 and (found := _USUAL_MEMBER.match(text, pos)) is not None:
-        name, dtype, sizes, begin_text, end_text = found.groups()
-        shape = tuple(map(int, sizes.split(","))) if sizes else ()
-        begin, end = int(begin_text), int(end_text)
-        bits = DTYPE_BITS.get(dtype, 0)
-        for size in shape:
-            bits *= size
-        sound = dtype in DTYPE_BITS and (end - begin) * 8 == bits
-        if not sound or name in tensors or name == "__metadata__":
-            break
-        tensors[name] = TensorEntry(
-            name, dtype, shape, name_of_file, data_start + begin, data_start + end
-        )
-        room -= 1
-        pos = found.end()
-    return pos
+) -> tuple[int, bool]:
+    """Takes members in the usual layout; the first position that it leaves, and if all were sound.
+
+    Stops before a run of members of which any is wrong.
+    """
+    layouts: dict[tuple[str, str], tuple[str, tuple[int, ...], int]] = {}
+    while True:
+        run = _USUAL_RUN.match(text, pos)
+        if run is None or run.end() == pos:
+            return pos, True
+        members = _USUAL_MEMBER.findall(text, pos, run.end())
+        made = {}
+        for name, dtype, sizes, begin_text, end_text in members:
+            # A checkpoint has hundreds of tensors of each dtype and shape.
+            layout = layouts.get((dtype, sizes)) or _layout(layouts, dtype, sizes)
+            begin, end = int(begin_text), int(end_text)
+            if (end - begin) * 8 != layout[2]:
+                return pos, False
+            made[name] = TensorEntry(
+                name, layout[0], layout[1], name_of_file, data_start + begin, data_start + end
+            )
+        is_new = len(made) == len(members) and tensors.keys().isdisjoint(made)
+        room = MAX_TENSORS_PER_FILE - len(tensors)
+        if not is_new or len(made) > room or "__metadata__" in made:
+            return pos, False
+        tensors.update(made)
+        pos = run.end()
+
+
+def _layout(
+    layouts: dict[tuple[str, str], tuple[str, tuple[int, ...], int]], dtype: str, sizes: str
+) -> tuple[str, tuple[int, ...], int]:
+    """dtype, shape and bits of one tensor, noted for the next; −1 bits for an unknown dtype."""
+    shape = tuple(map(int, sizes.split(","))) if sizes else ()
+    bits = DTYPE_BITS.get(dtype, -1)
+    for size in shape:
+        bits *= size
+    layouts[dtype, sizes] = layout = (dtype, shape, bits if dtype in DTYPE_BITS else -1)
+    return layout
 
 
 def _entry(
@@ -241,7 +275,7 @@ def _in_file_order(
     tensors: list[TensorEntry], file: Path, data_start: int, file_bytes: int
 ) -> tuple[TensorEntry, ...]:
     """`tensors` sorted by their ranges, which must cover the data from first to last byte."""
-    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    tensors.sort(key=_RANGE)
     position = data_start
     for tensor in tensors:
         if tensor.start != position:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ullage.anatomy.files.index import (
-    MAX_INDEX_BYTES,
     choose_gguf,
     is_adapter_or_projector,
     is_consolidated,
     parts_of_split,
-    read_weight_map,
 )
 from ullage.anatomy.files.safetensors import MAX_HEADER_BYTES
+from ullage.anatomy.files.weight_map import MAX_INDEX_BYTES, read_weight_map
 from ullage.anatomy.gguf.header import MAX_HEADER_BYTES as MAX_GGUF_HEADER_BYTES
 from ullage.anatomy.gguf.header import gguf_header_bytes
 from ullage.anatomy.hub.client import HubClient
