@@ -428,7 +428,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     lm_head: bool = True
     lm_head_bias: bool = False
-    judges: Literal["sequence", "token", "question"] | None = None
+    judges: Literal["sequence", "token", "question", "reward"] | None = None
     num_labels: int = 0
     logit_soft_cap: float | None = None
     residual_streams: int = 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ullage.anatomy.config.defaults import ClassDefaults, class_defaults
 from ullage.anatomy.config.encoder_decoder import read_stacks
@@ -18,6 +19,7 @@ from ullage.anatomy.config.positions import read_disentangled, read_positions
 from ullage.anatomy.config.spellings import TEXT_KEYS
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.families.table import UNSUPPORTED, family_of
+from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.quantization.read import doubt_of, read_quantization
 from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization
 from ullage.anatomy.towers.read import read_towers
@@ -175,6 +177,16 @@ def _read(
         stacks = read_stacks(text, found.around, family)
     if stacks is not None and found.architecture.endswith("ForCausalLM"):
         stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
+    kind = family.kind
+    if stacks is not None and _is_encoder_alone(found):
+        kind = "encoder"
+        stacks = replace(
+            stacks,
+            encoder=(),
+            encoder_positions=None,
+            decoder=stacks.encoder,
+            decoder_positions=stacks.encoder_positions or stacks.decoder_positions,
+        )
     if stacks is None:
         # 0 where nothing limits the length, as in a stack of states.
         max_positions = text.optional_integer("max_position_embeddings") or 0
@@ -184,11 +196,12 @@ def _read(
     else:
         layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
         positions = stacks.decoder_positions
+    judges, num_labels = _judges(found)
     spec = ModelSpec(
         model_type=found.model_type,
         architecture=found.architecture,
         family=family.name,
-        kind=family.kind,
+        kind=kind,
         hidden_size=hidden_size,
         vocab_size=text.integer("vocab_size", maximum=MAX_VOCAB),
         max_positions=max_positions,
@@ -211,6 +224,8 @@ def _read(
         ),
         embedding_scale=_embedding_scale(text, family, hidden_size),
         lm_head=_has_lm_head(found),
+        judges=judges,
+        num_labels=num_labels,
         lm_head_bias=fact(
             text, family.lm_head_bias, "lm_head_bias", likely=False, widens="weights"
         ),
@@ -354,12 +369,71 @@ def _per_layer_input(text: Section) -> tuple[int, int] | None:
 
 
 _MASKED_HEADS = ("ForMaskedLM", "ForCausalLM", "LMHead", "ForPreTraining")
-_NO_HEAD = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "EncoderModel")
+# Classes of encoder-decoders that have the encoder alone.
+_ENCODERS_ALONE = ("EncoderModel", "ForTokenClassification")
+_NO_HEAD = ("EncoderModel", "ForMultipleChoice")
+_JUDGES: dict[str, Literal["sequence", "token", "question", "reward"]] = {
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForQuestionAnswering": "question",
+    "ForRewardModel": "reward",
+    "ForProcessRewardModel": "reward",
+}
+# Reward models give one number, those that judge every step two (vLLM 0.32 qwen2_rm.py).
+_REWARD_LABELS = {"ForRewardModel": 1, "ForProcessRewardModel": 2}
+
+
+def _is_encoder_alone(found: _Found) -> bool:
+    """Whether the class of an encoder-decoder's checkpoint has no decoder."""
+    family = found.family
+    if family.kind != "encoder-decoder" or family.encoder_key is not None:
+        return False
+    return found.architecture.endswith(_ENCODERS_ALONE)
+
+
+def _judges(found: _Found) -> tuple[Literal["sequence", "token", "question", "reward"] | None, int]:
+    """What a classifying head looks at, and how many outputs it has; (None, 0) without one.
+
+    A class whose head is not known counts as one with an output head at most.
+    """
+    name, text = found.architecture, found.text
+    ending = next((end for end in _JUDGES if name.endswith(end)), None)
+    if ending is None:
+        return None, 0
+    task = _JUDGES[ending]
+    naming = naming_for(name, found.model_type, found.family.name)
+    if _is_encoder_alone(found) and naming.encoder:
+        naming = naming_for(naming.encoder)
+    if all(extra.scope != task for extra in naming.judges):
+        return None, 0
+    if ending in _REWARD_LABELS:
+        return task, _REWARD_LABELS[ending]
+    for section in (*found.around, text):  # the outermost counts, as in transformers
+        words = section.values.get("id2label")
+        if isinstance(words, Mapping) and words:
+            text.reading.source("num_labels", len(words), f"config: {section.path}id2label")
+            return task, len(words)
+        for key in ("num_labels", "_num_labels"):
+            if section.has(key):
+                return task, section.integer(key, maximum=MAX_WIDTH)
+    text.reading.source("num_labels", 2, "default: two labels")
+    return task, 2
 
 
 def _has_lm_head(found: _Found) -> bool:
     """Whether the checkpoint's class has an output head; a bare …Model has none."""
     name, family = found.architecture, found.family
+    if name.endswith(tuple(_JUDGES)):
+        if _judges(found)[0] is not None:
+            return False
+        return found.text.reading.decide(
+            "architectures",
+            f"{name}, whose head is not known",
+            likely=False,
+            low=False,
+            high=True,
+            widens=("weights",),
+        )
     if name.endswith(_NO_HEAD):
         return False
     if family.masked_lm:

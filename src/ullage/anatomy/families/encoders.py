@@ -124,6 +124,7 @@ ENCODER_ROWS: tuple[Family, ...] = (
         **{**_BERT, "q_bias": "use_bias", "kv_bias": "use_bias"},
         token_types=True,
         cheaper_if="attention_type=block_sparse",
+        sizes=("intermediate_size",),
         ignored=("attention_type", "block_size", "num_random_blocks", "rescale_embeddings"),
     ),
     Family("layoutlm", **_BERT, token_types=True, sizes=("max_2d_position_embeddings",)),

@@ -5,7 +5,8 @@ Changes to the rows of `rows.py`, which lists these too. Facts: the modules of t
 
 from __future__ import annotations
 
-from ullage.anatomy.naming.encoder_rows import layer_norm, linear
+from ullage.anatomy.naming import heads
+from ullage.anatomy.naming.heads import layer_norm, linear
 from ullage.anatomy.naming.row import Extra, Row
 
 _QKV = {"q": "{attn}.query", "k": "{attn}.key", "v": "{attn}.value"}
@@ -287,6 +288,7 @@ ENCODER_DECODER_ROWS: dict[str, Row] = {
         },
         encoder="t5gemma_encoder",
         extras=(Extra("cross", "post_cross_attn_layernorm.weight", ("H",)),),
+        judges=heads.PROJECTED,
     ),
     "t5gemma_encoder": Row(
         paths={**_T5GEMMA, "root": "model.encoder"},

@@ -5,24 +5,10 @@ Changes to the rows of `rows.py`, which lists these too. Facts: the modules of t
 
 from __future__ import annotations
 
+from ullage.anatomy.naming import heads
+from ullage.anatomy.naming.heads import layer_norm, linear
 from ullage.anatomy.naming.paths import BERT, POOLER, mlm_head
 from ullage.anatomy.naming.row import Extra, Row
-
-
-def linear(
-    scope: str, path: str, rows: int | str, columns: int | str, role: str, *, bias: bool = True
-) -> tuple[Extra, ...]:
-    """A matrix of a family's own, with its bias (whose size is 0 where the matrix's is)."""
-    weight = Extra(scope, f"{path}.weight", (rows, columns), role, linear=True)  # type: ignore[arg-type]
-    if not bias:
-        return (weight,)
-    return weight, Extra(scope, f"{path}.bias", (rows,), "bias")  # type: ignore[arg-type]
-
-
-def layer_norm(scope: str, path: str, width: int | str) -> tuple[Extra, ...]:
-    """A layer norm of a family's own."""
-    return tuple(Extra(scope, f"{path}.{leaf}", (width,)) for leaf in ("weight", "bias"))  # type: ignore[arg-type]
-
 
 # The pooler that a masked-LM class keeps although it does not use it.
 KEPT_POOLER = linear("model", "{root}.pooler.dense", "H", "H", "lm_head")
@@ -38,7 +24,10 @@ def _table(path: str, rows: int | str, columns: int | str) -> Extra:
 
 ENCODER_ROWS: dict[str, Row] = {
     "cls_head": Row("bert_names", extras=_CLS),
-    "big_bird": Row("cls_head", extras=linear("model", "{root}.pooler", "H", "H", "lm_head")),
+    "big_bird": Row("cls_head", extras=(
+            *linear("head", "{root}.pooler", "H", "H", "lm_head"),
+            *linear("bare", "{root}.pooler", "H", "H", "lm_head"),
+        ), judges=heads.BIG_BIRD),
     "layoutlm": Row(
         "cls_head",
         {"root": "layoutlm"},
@@ -48,18 +37,15 @@ ENCODER_ROWS: dict[str, Row] = {
                 _table(f"{_TABLES}{side}_position_embeddings", "max_2d_position_embeddings", "H")
                 for side in "xyhw"
             ),
-        ),
-    ),
+        ), judges=heads.CLASSIFIED),
     "nystromformer": Row(
         "cls_head",
         {"root": "nystromformer"},
-        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_kernel_size", 1), "conv"),),
-    ),
+        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_kernel_size", 1), "conv"),), judges=heads.DENSE),
     "yoso": Row(
         "cls_head",
         {"root": "yoso"},
-        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_window", 1), "conv"),),
-    ),
+        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_window", 1), "conv"),), judges=heads.DENSE),
     "mra": Row(
         "cls_head",
         {"root": "mra"},
@@ -71,8 +57,7 @@ ENCODER_ROWS: dict[str, Row] = {
                 "position",
                 dtype="int64",
             ),
-        ),
-    ),
+        ), judges=heads.DENSE),
     "roc_bert": Row(
         "cls_head",
         {"root": "roc_bert"},
@@ -92,8 +77,7 @@ ENCODER_ROWS: dict[str, Row] = {
                 linear=True,
             ),
             Extra("model", f"{_TABLES}map_inputs_layer.bias", ("H*concat_input",), "bias"),
-        ),
-    ),
+        ), judges=heads.POOLED),
     "roformer": Row(
         "bert_names",
         {"root": "roformer", "project_in": "{root}.embeddings_project"},
@@ -106,8 +90,7 @@ ENCODER_ROWS: dict[str, Row] = {
                 "max_position_embeddings",
                 "H/num_attention_heads",
             ),
-        ),
-    ),
+        ), judges=heads.DENSE),
     "rembert": Row(
         "bert_names",
         {"root": "rembert", "project_in": "{root}.encoder.embedding_hidden_mapping_in"},
@@ -119,8 +102,7 @@ ENCODER_ROWS: dict[str, Row] = {
                 "head", "cls.predictions.decoder.weight", ("V", "output_embedding_size"), "lm_head"
             ),
             Extra("head", "cls.predictions.decoder.bias", ("V",), "bias"),
-        ),
-    ),
+        ), judges=heads.POOLED),
     "fnet": Row(
         "cls_head",
         {"root": "fnet"},
@@ -128,12 +110,10 @@ ENCODER_ROWS: dict[str, Row] = {
             *KEPT_POOLER,
             *linear("model", f"{_TABLES}projection", "H", "H", "embed"),
             *layer_norm("layer", "fourier.output.LayerNorm", "H"),
-        ),
-    ),
+        ), judges=heads.CLASSIFIED),
     "roberta_names": Row(
         paths=BERT | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
-        extras=mlm_head("lm_head.", "layer_norm"),
-    ),
+        extras=mlm_head("lm_head.", "layer_norm"), judges=heads.DENSE),
     "longformer": Row(
         "roberta",
         {"root": "longformer"},
@@ -141,14 +121,13 @@ ENCODER_ROWS: dict[str, Row] = {
             extra
             for leaf, role in (("query", "q"), ("key", "k"), ("value", "v"))
             for extra in linear("layer", f"{_SELF}{leaf}_global", "H", "H", role)
-        ),
-    ),
+        ), judges=heads.DENSE),
     "luke": Row(
         "roberta_names",
         {"root": "luke"},
         own_head=True,
         extras=(
-            *linear("model", "{root}.pooler.dense", "H", "H", "lm_head"),
+            *linear("head", "{root}.pooler.dense", "H", "H", "lm_head"),
             Extra(
                 "model",
                 f"{_ENTITY}entity_embeddings.weight",
@@ -178,8 +157,7 @@ ENCODER_ROWS: dict[str, Row] = {
             *linear("head", "entity_predictions.transform.dense", "entity_emb_size", "H", "lm_head"),
             *layer_norm("head", "entity_predictions.transform.LayerNorm", "entity_emb_size"),
             Extra("head", "entity_predictions.bias", ("entity_vocab_size",), "bias"),
-        ),
-    ),
+        ), judges=heads.POOLED),
     "xmod": Row(
         "roberta_names",
         {"pre1": "attention.output.LayerNorm", "pre2": "output.LayerNorm",
@@ -220,8 +198,7 @@ ENCODER_ROWS: dict[str, Row] = {
             Extra("model", "{root}.contact_head.regression.weight", (1, "num_hidden_layers*num_attention_heads"), "lm_head", True),
             Extra("model", "{root}.contact_head.regression.bias", (1,), "bias"),
             Extra("model", "{root}.rotary_embeddings.inv_freq", ("H*position_embedding_type=rotary/num_attention_heads/2",), "position"),
-        ),
-    ),
+        ), judges=heads.DENSE),
     "esmc": Row(
         paths={"root": "esmc", "lm_head": "lm_head.decoder"},
         # of its norms only the layers' and the head's have biases
@@ -229,13 +206,11 @@ ENCODER_ROWS: dict[str, Row] = {
             *mlm_head("lm_head.", "layer_norm"),
             Extra("layer", "input_layernorm.bias", ("H",)),
             Extra("layer", "post_attention_layernorm.bias", ("H",)),
-        ),
-    ),
+        ), judges=heads.ESMC),
     "ultrabert": Row(
         paths={"root": "ultrabert", "lm_head": "cls"},
         extras=(
             *linear("head", "head.linear1", "prediction_head_size", "H", "lm_head", bias=False),
             *linear("head", "head.linear2", "H", "prediction_head_size", "lm_head", bias=False),
-        ),
-    ),
+        ), judges=heads.CLASSIFIED),
 }  # fmt: skip

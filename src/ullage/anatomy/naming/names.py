@@ -36,6 +36,7 @@ class Naming:
     extras: tuple[Extra, ...]
     encoder: str | None
     own_head: bool
+    judges: tuple[Extra, ...]
     mtp: str | None
     mtp_from_end: bool
 
@@ -83,14 +84,17 @@ def _resolve(key: str, *, known: bool) -> Naming:
         towers_whole=bool(row.towers_whole),
         hyper_mixed=row.hyper_mixed is not False,
         parts=row.parts or (),
-        extras=tuple(
-            replace(extra, path=extra.path.replace("{root}", paths["root"])) for extra in row.extras
-        ),
+        extras=_rooted(row.extras, paths),
         encoder=row.encoder,
         own_head=bool(row.own_head),
+        judges=_rooted(row.judges or (), paths),
         mtp=row.mtp,
         mtp_from_end=bool(row.mtp_from_end),
     )
+
+
+def _rooted(extras: tuple[Extra, ...], paths: dict[str, str]) -> tuple[Extra, ...]:
+    return tuple(replace(e, path=e.path.replace("{root}", paths["root"])) for e in extras)
 
 
 def _inherit(key: str) -> Row:

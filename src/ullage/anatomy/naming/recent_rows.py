@@ -6,6 +6,7 @@ transformers 5.24.
 
 from __future__ import annotations
 
+from ullage.anatomy.naming import heads
 from ullage.anatomy.naming.paths import SANDWICH
 from ullage.anatomy.naming.row import Extra, Row
 
@@ -28,6 +29,19 @@ _SCALES = (
     "residual_bias",
 )
 HYPER_DOTTED = {"hyper_attn": "attn_hc.", "hyper_ffn": "ffn_hc."}
+
+# The output head has the rows of the vocabulary before it was padded, where that is said.
+_UNPADDED_HEAD = (
+    Extra("head", "lm_head.weight", ("unpadded_vocab_size+!unpadded_vocab_size*V", "H"), "lm_head"),
+)
+_REACH = "windowed*window+unbounded*rel_extent"
+_LOOPED = "loop_layer_index_end-loop_layer_index_start"
+
+
+def _convolution(scope: str, path: str, channels: str) -> Extra:
+    shape = (channels, 1, "conv_kernel_size")
+    return Extra(scope, f"{path}.conv1d.weight", shape, "conv")  # type: ignore[arg-type]
+
 
 RECENT_NAMES: dict[str, Row] = {
     "doge": Row(
@@ -82,6 +96,7 @@ RECENT_NAMES: dict[str, Row] = {
             _matrix("head", "lm_head.dense", "H", "H", role="lm_head"),
             _vector("head", "lm_head.norm.weight", role="norm"),
         ),
+        judges=heads.MODERN_PLAIN,
     ),
     "cpmant": Row(
         paths={
@@ -189,6 +204,151 @@ RECENT_NAMES: dict[str, Row] = {
                 _vector("layer", f"post_{part}_residual_scale.{leaf}")
                 for part in ("attention", "mlp")
                 for leaf in _SCALES
+            ),
+        ),
+    ),
+    "ernie4_5_vl_moe_text": Row(
+        paths={
+            "root": "model.language_model",
+            "shared": "{moe}.shared_experts",
+            "router": "{moe}.text_moe.gate",
+            "router_bias": "{router}.moe_statics.e_score_correction_bias",
+            "experts": "{moe}.text_moe.experts",
+        },
+        experts="stacked",
+        router_bias_row=True,
+        extras=(
+            _matrix("experts", "mlp.vision_moe.gate", "E", "H", role="router"),
+            _vector(
+                "experts",
+                "mlp.vision_moe.gate.moe_statics.e_score_correction_bias",
+                "1",
+                "E",
+                role="bias",
+            ),
+            _vector(
+                "experts",
+                "mlp.vision_moe.experts.gate_up_proj",
+                "E",
+                "2*moe_intermediate_size[1]",
+                "H",
+                role="expert_gate_up",
+            ),
+            _vector(
+                "experts",
+                "mlp.vision_moe.experts.down_proj",
+                "E",
+                "H",
+                "moe_intermediate_size[1]",
+                role="expert_down",
+            ),
+        ),
+    ),
+    "inkling_text": Row(
+        paths={
+            "embed_norm": "{root}.embed_tokens.embed_norm",
+            "router": "",
+            "router_bias": "{moe}.gate.e_score_correction_bias",
+            "s_gate": "",
+            "s_up": "",
+            "s_down": "",
+        },
+        experts="stacked",
+        own_head=True,
+        extras=(
+            *_UNPADDED_HEAD,
+            _matrix("attention", "self_attn.r_proj", "heads*d_rel", "H"),
+            _vector("attention", "self_attn.rel_logits_proj.proj", "d_rel", _REACH),
+            _convolution("attention", "self_attn.k_sconv", "K"),
+            _convolution("attention", "self_attn.v_sconv", "K"),
+            _convolution("layer", "attn_sconv", "H"),
+            _convolution("layer", "mlp_sconv", "H"),
+            _vector("dense", "mlp.global_scale", 1),
+            _vector("experts", "mlp.gate.global_scale", 1),
+            _matrix("experts", "mlp.gate", "E+shared_expert_sink*n_shared_experts", "H"),
+            *(
+                _vector("experts", f"mlp.shared_experts.{leaf}", "n_shared_experts", *shape)
+                for leaf, shape in (
+                    ("gate_proj", ("I", "H")),
+                    ("up_proj", ("I", "H")),
+                    ("down_proj", ("H", "I")),
+                )
+            ),
+        ),
+    ),
+    "inkling2_text": Row(
+        paths={
+            "embed_norm": "{root}.embed_tokens.embed_norm",
+            "pre1": "",
+            "q": "{attn}.q_proj.linear",
+            "k": "{attn}.k_proj.linear",
+            "v": "{attn}.v_proj.linear",
+            "o": "{attn}.o_proj.linear",
+            "q_norm": "",
+            "k_norm": "",
+            "element_gate": "{attn}.o_proj.gate_proj",
+        },
+        experts="stacked",
+        own_head=True,
+        extras=(
+            *_UNPADDED_HEAD,
+            _vector("model", "{root}.final_input.query"),
+            _vector("layer", "mlp_input.query"),
+            _vector("layer", "attention_input.query", "later*windowed*H"),
+            _vector("layer", "attention_input.query", "3*unbounded", "H"),
+            _vector("layer", "input_layernorm.weight", "windowed*H", role="norm"),
+            *(
+                _vector("layer", f"{leaf}_input_layernorm.weight", "unbounded*H", role="norm")
+                for leaf in "qkv"
+            ),
+            _vector("attention", "self_attn.q_proj.norm.scale", "heads", "D"),
+            *(
+                extra
+                for leaf in "kv"
+                for extra in (
+                    _convolution("attention", f"self_attn.{leaf}_proj.sconv", "windowed*K"),
+                    _vector(
+                        "attention",
+                        f"self_attn.{leaf}_proj.sconv.static_weight",
+                        "unbounded*conv_kernel_size",
+                        "K",
+                    ),
+                    _matrix(
+                        "attention",
+                        f"self_attn.{leaf}_proj.sconv.weight_proj",
+                        "unbounded*conv_kernel_size*kv_heads",
+                        "H",
+                    ),
+                )
+            ),
+            _matrix("attention", "self_attn.sink_proj", "heads", "H"),
+            _vector("attention", "self_attn.relative_position_bias.proj", "d_rel", "rel_extent"),
+            _matrix("attention", "self_attn.relative_position_bias.linear", "heads*d_rel", "H"),
+            _vector("attention", "self_attn.relative_position_bias.norm.scale", "heads", "d_rel"),
+            _convolution("layer", "post_attention_convolution", "H"),
+            _convolution("layer", "post_mlp_convolution", "H"),
+        ),
+    ),
+    "inkling2_loop_text": Row(
+        "inkling2_text",
+        unnamed=True,
+        extras=(
+            _vector("model", "{root}.message_input.query", _LOOPED, 4, "H"),
+            *(
+                Extra(
+                    "model",
+                    f"{{root}}.layers.{{e}}.{part}_message_gate.{leaf}.weight",
+                    shape,
+                    "scale",
+                    linear=True,
+                    copies=_LOOPED,
+                )
+                for part in ("q", "k", "v", "mlp")
+                for leaf, shape in (
+                    ("down_proj", ("loop_gate_rank", "2H")),
+                    ("forget_gate_proj", ("H", "loop_gate_rank")),
+                    ("message_gate_proj", ("H", "loop_gate_rank")),
+                )
             ),
         ),
     ),
@@ -309,5 +469,6 @@ RECENT_NAMES: dict[str, Row] = {
 RECENT_ALIASES: dict[str, str] = {
     "gemma4_unified_text": "gemma4_text",
     "Gemma4UnifiedForConditionalGeneration": "gemma4",
+    "unlimited_ocr_text": "deepseek_v2",
     "Glm5NextForConditionalGeneration": "glm5_next",
 }

@@ -28,6 +28,10 @@ Scope = Literal[
     "cross",
     "head",
     "bare",
+    "sequence",
+    "token",
+    "question",
+    "reward",
     "mtp_layer",
     "mtp",
 ]
@@ -40,8 +44,8 @@ class Extra:
     Sizes: H hidden, V vocabulary, E experts, M the embedding's width; where there is a mixer or a
     feed-forward also Q, K and O (rows of queries, rows of keys, what the output reads), heads,
     kv_heads, D (one head) and I (the MLP's width). Sizes of the family's own go by their
-    configuration key, also as `key-1` and `key^2`; sums and products of sizes are written with +
-    and *. `copies` is such a size, with {e} in the path. `scope` says how often: once per model, per
+    configuration key, also as `key-1` and `key^2`; sums, products and
+    differences are written with +, * and -; `!key` is 1 where that size is 0, else 0. `copies` is such a size, with {e} in the path. `scope` says how often: once per model, per
     layer, per run of a layer (also of one whose weights are another's), per layer with attention,
     latent attention, a recurrent mixer, a dense MLP, experts or cross-attention, with an output
     head, in a bare model with none, per multi-token-prediction layer, once for all of those. A size
@@ -80,7 +84,7 @@ class Row:
     `towers_whole`: vLLM takes the towers from transformers and cuts none of them. `mtp` is the
     path of a multi-token-prediction layer, None when it is not known; `mtp_from_end` counts
     those layers on from the last decoder layer. `own_head`: the extras of scope `head` are all of
-    the output head. `unnamed`: some names depend on words of the configuration, so none are predicted.
+    the output head. `judges`: the heads of classifiers, `heads.py`. `unnamed`: some names depend on words of the configuration, so none are predicted.
     """
 
     base: str | None = "llama"
@@ -103,6 +107,7 @@ class Row:
     extras: tuple[Extra, ...] = ()
     encoder: str | None = None
     own_head: bool | None = None
+    judges: tuple[Extra, ...] | None = None
     unnamed: bool | None = None
     mtp: str | None = None
     mtp_from_end: bool | None = None

@@ -7,6 +7,7 @@ mappers of vLLM 0.32.
 
 from __future__ import annotations
 
+from ullage.anatomy.naming import heads
 from ullage.anatomy.naming.encoder_decoder_rows import ENCODER_DECODER_ROWS
 from ullage.anatomy.naming.encoder_rows import ENCODER_ROWS
 from ullage.anatomy.naming.paths import (
@@ -33,7 +34,7 @@ from ullage.anatomy.naming.recent_rows import RECENT_ALIASES, RECENT_NAMES
 from ullage.anatomy.naming.row import Extra, Row
 
 ROWS: dict[str, Row] = {
-    "llama": Row(None, LLAMA),
+    "llama": Row(None, LLAMA, judges=heads.SCORED),
     # dense decoders
     "phi": Row(
         paths={
@@ -60,6 +61,7 @@ ROWS: dict[str, Row] = {
         paths=TRANSFORMER_H
         | {"qkv": "attn.c_attn", "o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
         transposed=True,
+        judges=heads.SCORED_CLASSIFIED,
     ),
     "gpt_bigcode": Row("gpt2", transposed=False),
     "gpt_neo": Row(
@@ -80,6 +82,7 @@ ROWS: dict[str, Row] = {
             "final_norm": "{root}.final_layer_norm",
         },
         parallel_norms=2,
+        judges=heads.SCORED_CLASSIFIED,
     ),
     "persimmon": Row(
         paths=FUSED_QKV_H
@@ -111,7 +114,8 @@ ROWS: dict[str, Row] = {
             "embed": "{root}.word_embeddings",
             "embed_norm": "{root}.word_embeddings_layernorm",
             "final_norm": "{root}.ln_f",
-        }
+        },
+        judges=heads.SCORED_CLASSIFIED,
     ),
     "falcon": Row("bloom", {"pre1_beside": "ln_attn", "pre2_beside": "ln_mlp"}),
     "mpt": Row(
@@ -129,7 +133,8 @@ ROWS: dict[str, Row] = {
             "o": "attn.out_proj",
             "mlp": "ffn",
             "final_norm": "{root}.norm_f",
-        }
+        },
+        judges=heads.SCORED_CLASSIFIED,
     ),
     "apertus": Row(
         paths={"pre1": "attention_layernorm", "pre2": "feedforward_layernorm"},
@@ -150,7 +155,8 @@ ROWS: dict[str, Row] = {
             "qkv": "attention.wqkv",
             "o": "attention.wo",
             "mlp": "feed_forward",
-        }
+        },
+        judges=heads.VALUED,
     ),
     "baichuan": Row(paths={"qkv": "{attn}.W_pack"}),
     "chatglm": Row(
@@ -189,6 +195,7 @@ ROWS: dict[str, Row] = {
         paths={"router": "{moe}.router"},
         experts="stacked_in_out",
     ),
+    "eurobert": Row(judges=heads.EUROBERT),
     "bitnet": Row(
         extras=(
             Extra("layer", "self_attn.attn_sub_norm.weight", ("H",)),
@@ -214,7 +221,9 @@ ROWS: dict[str, Row] = {
     ),
     "nanochat": Row(paths={"up": "{mlp}.fc1", "down": "{mlp}.fc2"}),
     "biogpt": Row(
-        "opt", {"root": "biogpt", "final_norm": "{root}.layer_norm", "lm_head": "output_projection"}
+        "opt",
+        {"root": "biogpt", "final_norm": "{root}.layer_norm", "lm_head": "output_projection"},
+        judges=heads.SCORED_CLASSIFIED,
     ),
     "xglm": Row("opt", {"root": "model", "final_norm": "{root}.layer_norm"}),
     "hunyuan_v1_dense": Row(
@@ -524,6 +533,7 @@ ROWS: dict[str, Row] = {
             ),
             Extra("layer", "attention.self.pos_query_proj.bias", ("relative_queries",), "bias"),
         ),
+        judges=heads.POOLED_APART,
     ),
     "albert": Row(
         "bert_names",
@@ -545,6 +555,7 @@ ROWS: dict[str, Row] = {
             Extra("bare", "{root}.pooler.weight", ("H", "H"), "lm_head", linear=True),
             Extra("bare", "{root}.pooler.bias", ("H",), "bias"),
         ),
+        judges=heads.POOLED_PLAIN,
     ),
     "mpnet": Row(
         "bert_names",
@@ -569,6 +580,7 @@ ROWS: dict[str, Row] = {
                 "attn_bias_table",
             ),
         ),
+        judges=heads.DENSE,
     ),
     "gte": Row(
         "bert_names",
@@ -592,6 +604,7 @@ ROWS: dict[str, Row] = {
             *mlm_head("lm_head.", "norm"),
             Extra("layer", "mlp.down_proj.bias", ("H",), "bias"),
         ),
+        judges=heads.POOLED,
     ),
     "new": Row(
         "bert_names",
@@ -655,15 +668,19 @@ ROWS: dict[str, Row] = {
             "down": "{mlp}.fc2",
         },
         extras=mlm_head("cls.predictions.transform.", "layer_norm"),
+        judges=heads.POOLED,
     ),
-    "bert_names": Row(paths=BERT),
+    "bert_names": Row(paths=BERT, judges=heads.NONE),
     "bert": Row(
-        "bert_names", extras=(*mlm_head("cls.predictions.transform.", "LayerNorm"), *POOLER)
+        "bert_names",
+        extras=(*mlm_head("cls.predictions.transform.", "LayerNorm"), *POOLER),
+        judges=heads.POOLED,
     ),
     "roberta": Row(
         paths=BERT
         | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
         extras=(*mlm_head("lm_head.", "layer_norm"), *POOLER),
+        judges=heads.DENSE,
     ),
     "megatron-bert": Row(
         "bert",
@@ -705,6 +722,7 @@ ROWS: dict[str, Row] = {
             "lm_head_bias": "{lm_head}.bias",
         },
         extras=mlm_head("", "vocab_layer_norm", "vocab_transform"),
+        judges=heads.PREPARED,
     ),
     "electra": Row(
         paths=BERT
@@ -715,6 +733,7 @@ ROWS: dict[str, Row] = {
             "lm_head_bias": "{lm_head}.bias",
         },
         extras=mlm_head("generator_predictions.", "LayerNorm"),
+        judges=heads.DENSE,
     ),
     "modernbert": Row(
         paths={
@@ -735,8 +754,13 @@ ROWS: dict[str, Row] = {
             Extra("head", "head.dense.weight", ("H", "H"), "lm_head", linear=True),
             Extra("head", "head.norm.weight", ("H",)),
         ),
+        judges=heads.MODERN,
     ),
-    "bart_plain": Row(paths=BART_STACK | {"root": "model.decoder"}, encoder="bart_encoder"),
+    "bart_plain": Row(
+        paths=BART_STACK | {"root": "model.decoder"},
+        encoder="bart_encoder",
+        judges=heads.BART_CLASSIFIED,
+    ),
     "bart": Row("bart_plain", extras=(Extra("head", "final_logits_bias", (1, "V"), "bias"),)),
     # the decoder saved alone
     "bart_decoder": Row("bart_plain", {"embed": "{root}.embed_tokens"}),
@@ -762,12 +786,14 @@ ROWS: dict[str, Row] = {
             "pre2": "layer.2.layer_norm",
         },
         encoder="t5_encoder",
+        judges=heads.BART_CLASSIFIED,
     ),
     "umt5": Row("t5", encoder="umt5_encoder", relative_everywhere=True),
     "umt5_encoder": Row("t5_encoder", relative_everywhere=True),
     "t5_encoder": Row(
         paths=T5_STACK
-        | {"root": "encoder", "mlp": "layer.1.DenseReluDense", "pre2": "layer.1.layer_norm"}
+        | {"root": "encoder", "mlp": "layer.1.DenseReluDense", "pre2": "layer.1.layer_norm"},
+        judges=heads.CLASSIFIED,
     ),
 }
 ROWS |= RECENT_NAMES
@@ -779,7 +805,7 @@ ALIASES: dict[str, str] = {
         "llama": "mistral mistral3_text ministral ministral3 qwen2 qwen3 qwen3_moe gemma granite "
         "olmo olmo2 olmo3 olmoe cohere cohere2 stablelm smollm3 seed_oss arcee nemotron deci "
         "nemotron-nas ernie4_5 exaone4 helium yi solar xverse dots1 flex_olmo "
-        "cwm eurobert mellum qwen3_vl_text qwen2_vl_text qwen2_5_vl_text glm4_moe_lite "
+        "cwm mellum qwen3_vl_text qwen2_vl_text qwen2_5_vl_text glm4_moe_lite "
         "solar_open cohere2_moe minicpm "
         "minicpm3 youtu sarvam_mla internlm internlm3 granite_swa hyperclovax iquestcoder jais2 "
         "stablelm_epoch qwen2_5_omni_text exaone4_5",

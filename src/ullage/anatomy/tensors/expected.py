@@ -34,6 +34,8 @@ def expected_tensors(
             families are found both one by one and stacked (a quantiser or a trainer re-saved them).
     """
     naming = naming_for(spec.architecture, spec.model_type, spec.family)
+    if spec.kind == "encoder" and naming.encoder:  # of an encoder-decoder, saved alone
+        naming = naming_for(naming.encoder)
     if experts is not None:
         naming = replace(naming, experts=experts)
     tensors: list[TensorSpec] = []

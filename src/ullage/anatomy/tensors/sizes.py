@@ -31,7 +31,7 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
         product = 1
         for factor in term.split("*"):
             name, *divisors = factor.split("/")
-            parts = [int(n) if n.isdigit() else sizes.get(n) for n in (name, *divisors)]
+            parts = [_factor(n, sizes) for n in (name, *divisors)]
             known = [n for n in parts if n is not None]
             if len(known) < len(parts) or 0 in known[1:]:
                 return None
@@ -40,6 +40,18 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int | None:
                 product //= divisor
         total += product
     return total
+
+
+def _factor(text: str, sizes: Mapping[str, int]) -> int | None:
+    """A number, a size, or the difference of two sizes (at least 0)."""
+    if text.isdigit():
+        return int(text)
+    if text in sizes:
+        return sizes[text]
+    more, dash, less = text.partition("-")
+    if not dash or more not in sizes or less not in sizes:
+        return None
+    return max(sizes[more] - sizes[less], 0)
 
 
 def layer_sizes(layer: LayerSpec, *, first: bool) -> dict[str, int]:

@@ -62,8 +62,11 @@ def final_norm(w: Writer) -> None:
 def head(w: Writer) -> None:
     spec = w.spec
     width = spec.embedding_size or spec.hidden_size
-    if width != spec.hidden_size and spec.kind != "encoder":
+    if width != spec.hidden_size and spec.kind != "encoder" and spec.judges is None:
         w.linear(w.paths["project_out"], width, spec.hidden_size, "lm_head", "replicated")
+    if spec.judges is not None:
+        w.extras(spec.judges)
+        return
     if not spec.lm_head:
         if spec.architecture.endswith("Model"):
             w.extras("bare")

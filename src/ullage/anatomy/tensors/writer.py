@@ -116,7 +116,7 @@ class Writer:
 
     def extras(self, scope: str) -> None:
         """The family's own tensors of one scope, where the current layer stands."""
-        for extra in self.naming.extras:
+        for extra in (*self.naming.extras, *self.naming.judges):
             if extra.scope == scope:
                 self.family_tensor(extra, self.sizes)
 
@@ -161,5 +161,10 @@ def _sizes(spec: ModelSpec) -> dict[str, int]:
     sizes["M"] = spec.embedding_size or hidden
     sizes["L"] = spec.num_labels
     for key, size in spec.family_sizes:
-        sizes |= {key: size, f"{key}-1": size - 1, f"{key}^2": size * size}
+        sizes |= {
+            key: size,
+            f"{key}-1": size - 1,
+            f"{key}^2": size * size,
+            f"!{key}": int(not size),
+        }
     return sizes
