@@ -31,7 +31,12 @@ os.environ.update(
 SECONDS_EACH = 120
 # What the defaults of the library lack to be built, by model type.
 CHANGES: dict[str, dict[str, Any]] = {
-    "bloom": {"n_head": 8}, "glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 2},
+    "bloom": {"n_head": 8}, "glm4_moe": {"head_dim": 128}, 
+    "deepseek_v2": {"num_experts_per_tok": 2}, "nemotron": {"num_key_value_heads": 8},
+    "glm4_moe_lite": {"first_k_dense_replace": 1}, "afmoe": {"score_func": "sigmoid"},
+    "lfm2": {"block_dim": 2560, "block_ff_dim": 6656, "block_multiple_of": 256,
+             "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0},
+    "hunyuan_v1_dense": {"head_dim": 128}, "hunyuan_v1_moe": {"head_dim": 128},
 }  # fmt: skip
 KINDS = ("QKVParallelLinear", "MergedColumnParallelLinear", "ColumnParallelLinear",
          "RowParallelLinear", "ReplicatedLinear", "ParallelLMHead", "VocabParallelEmbedding",
@@ -141,7 +146,7 @@ def _attributes(model: Any) -> dict[str, Any]:
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     facts: dict[str, Any] = {
         "supports_lora": bool(getattr(model, "supports_lora", False)),
-        "embedding_modules": sorted(getattr(model, "embedding_modules", None) or {}),
+        "embedding_modules": _embeddings(model),
         "skip_prefixes": list(getattr(model, "lora_skip_prefixes", None) or []),
         "is_3d": bool(getattr(model, "is_3d_moe_weight", False)),
         "non_gated": bool(getattr(model, "is_non_gated_moe", False)),
@@ -152,6 +157,12 @@ def _attributes(model: Any) -> dict[str, Any]:
     if mapper is not None:
         facts["mapper"] = _mapper(mapper.get_rename_mapper())
     return facts
+
+
+def _embeddings(model: Any) -> list[str]:
+    """Of the model and, where it was built, of its parts (get_supported_lora_modules asks all)."""
+    parts = [model, *(model.modules() if not isinstance(model, type) else ())]
+    return sorted({n for part in parts for n in getattr(part, "embedding_modules", None) or {}})
 
 
 def _mapper(mapper: Any) -> dict[str, Any]:
@@ -221,17 +232,20 @@ def _instance(config: dict[str, Any]) -> dict[str, Any]:
 
 def _modules(model: Any, packed: dict[str, list[str]]) -> dict[str, Any]:
     """Path pattern (numbers as {i}) to [kind, wrapper, slices] of every module LoRA could be on."""
-    from vllm.lora.utils import _all_lora_classes
     from vllm.config.lora import LoRAConfig
+    from vllm.lora.utils import _all_lora_classes
     from vllm.model_executor.layers.fused_moe import MoERunner
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     lora = LoRAConfig()
     found: dict[str, Any] = {}
+    first: dict[int, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, LinearBase | MoERunner | VocabParallelEmbedding):
             continue
+        if first.setdefault(id(module), name) != name and "lm_head" not in name:
+            continue  # held under a second name too: adapters know it by the first
         names = [kind.__name__ for kind in type(module).__mro__]
         kind = next(k for k in KINDS if k in names)
         part = packed.get(name.rpartition(".")[2], [])

@@ -17,14 +17,16 @@ from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.anatomy.tensors.tensor import TensorSpec
 
 ModuleKind = Literal[
-    "linear", "embedding", "head", "conv1d", "expert", "fused_expert", "router", "tower"
+    "linear", "embedding", "head", "conv1d", "expert", "fused_expert", "router", "convolution"
 ]
 
 # Words that stand before a language model's own tree where it is a part of another model, or where
 # the whole was wrapped (transformers 4 and 5, trl's value heads).
 _ROOT_WORDS = frozenset(
-    "model language_model text_model llm transformer thinker talker gpt_neox backbone decoder "
-    "pretrained_model text".split()
+    (
+        *("model", "language_model", "text_model", "llm", "transformer", "thinker", "talker"),
+        *("gpt_neox", "backbone", "decoder", "pretrained_model", "text"),
+    )
 )
 # transformers 5 trains these under other names than their checkpoints have (conversion_mapping.py
 # of 5.19: renamings that are undone when a model is saved).
@@ -41,7 +43,8 @@ class BaseModule:
     `fused_expert`: all `num_experts` in one parameter. `in_features` and `out_features` are of one
     matrix as the forward pass sees it, also where the checkpoint stores it turned round (`conv1d`).
     For an embedding they are (vocabulary, width). `groups` counts the heads that keys and values
-    are cut by. `tied_to`: the module whose weight this one uses.
+    are cut by, `grouped` are the rows of both in a fused matrix. `tied_to`: the module whose weight
+    this one uses.
     """
 
     path: str
@@ -52,6 +55,7 @@ class BaseModule:
     layer: int | None
     num_experts: int = 0
     groups: int = 0
+    grouped: int = 0
     tied_to: str | None = None
 
 
@@ -87,7 +91,7 @@ class BaseTree:
             for layer in spec.layers
             if isinstance(layer.mixer, Attention) and layer.mixer.kv_shared_from is not None
         }
-        self._tails = {self._tail(path): path for path in reversed(self.modules)}
+        self._tails = {self.tail(path): path for path in reversed(self.modules)}
 
     def __len__(self) -> int:
         return len(self.modules)
@@ -140,14 +144,20 @@ class BaseTree:
                 return path, expert
         return None, None
 
-    def _tail(self, path: str) -> str:
+    def tail(self, path: str) -> str:
         """The path without what stands before the language model's own tree."""
         if path.startswith(self.root + "."):
-            return path[len(self.root) + 1 :]
-        parts = path.split(".")
-        while len(parts) > 1 and parts[0] in _ROOT_WORDS:
-            parts.pop(0)
-        return ".".join(parts)
+            path = path[len(self.root) + 1 :]
+        return without_root(path)
+
+
+def without_root(path: str) -> str:
+    """The path without the words in front that wrap language models."""
+    parts = path.split(".")
+    first = 0
+    while first < len(parts) - 1 and parts[first] in _ROOT_WORDS:
+        first += 1
+    return ".".join(parts[first:])
 
 
 @lru_cache(maxsize=4)
@@ -157,7 +167,8 @@ def base_tree(spec: ModelSpec) -> BaseTree:
     modules: dict[str, BaseModule] = {}
     embed: str | None = None
     for tensor in expected_tensors(spec):
-        module = _module(tensor)
+        # Multi-token-prediction layers are served beside the model, and trained by no adapter.
+        module = _module(tensor) if tensor.stack != "mtp" else None
         if module is None:
             continue
         modules.setdefault(module.path, module)
@@ -177,8 +188,13 @@ def base_tree(spec: ModelSpec) -> BaseTree:
 def _module(tensor: TensorSpec) -> BaseModule | None:
     shape = tensor.shape
     expert = tensor.shard == "expert"
-    if len(shape) < 2 or tensor.role in ("norm", "bias", "scale", "conv", "expert_bias", "tower"):
+    if len(shape) < 2 or tensor.role in ("norm", "bias", "scale", "expert_bias", "tower"):
         return None
+    if len(shape) == 3 and shape[1] == 1 and not expert:
+        # A depthwise convolution of a state-space mixer, which engines hold as a linear one.
+        return BaseModule(
+            tensor.module, "convolution", tensor.role, shape[2], shape[0], tensor.layer
+        )
     if tensor.role in ("sinks", "attn_bias_table", "hyper", "position", "hash_table"):
         return None
     experts = tensor.num_experts if expert else 0
@@ -203,8 +219,9 @@ def _module(tensor: TensorSpec) -> BaseModule | None:
     elif tensor.role == "per_layer" and tensor.shard == "vocab":
         kind, rows, columns = "embedding", shape[1], shape[0]
     return BaseModule(
-        tensor.module, kind, tensor.role, columns, rows, tensor.layer, experts, tensor.groups
-    )
+        tensor.module, kind, tensor.role, columns, rows, tensor.layer, experts, tensor.groups,
+        tensor.grouped,
+    )  # fmt: skip
 
 
 def _stacked(modules: Iterable[BaseModule]) -> list[BaseModule]:

@@ -6,11 +6,21 @@ Composes the base's tree, the engine's judge and the rules. Files are read elsew
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ullage.adapters.adapter import Adapter
 from ullage.adapters.base import base_tree
+from ullage.adapters.effect import without_effect
 from ullage.adapters.engines import resolve
 from ullage.adapters.rules import Base, findings_of
-from ullage.adapters.verdict import MATCHED, Judgement, ServeOptions, verdict_of
+from ullage.adapters.verdict import (
+    MATCHED,
+    EngineAnswer,
+    Judgement,
+    ServeOptions,
+    State,
+    verdict_of,
+)
 from ullage.anatomy.spec import ModelSpec
 
 
@@ -28,8 +38,11 @@ def check(
     engine, resolved = resolve(options)
     tree = base_tree(spec)
     answer = engine.judge()(adapter, tree, resolved)
+    null = without_effect(adapter)
+    if null and len(null) == sum(1 for m in adapter.modules if m.b is not None):
+        answer = _nothing(answer)
     verdict = verdict_of(answer)
-    findings = findings_of(adapter, tree, answer, verdict, resolved, base or Base())
+    findings = findings_of(adapter, tree, answer, verdict, resolved, base or Base(), null)
     return Judgement(
         verdict=verdict,
         matched=sum(module.state in MATCHED for module in answer.modules),
@@ -45,3 +58,13 @@ def check(
         limits=answer.limits,
         notes=answer.notes,
     )
+
+
+def _nothing(answer: EngineAnswer) -> EngineAnswer:
+    """The answer for an adapter that adds zero everywhere: what is applied changes nothing."""
+    detail = "it adds nothing: its B is all zeros, as before training, or its scale is 0"
+    modules = tuple(
+        replace(m, state=State.IGNORED, detail=detail) if m.state in MATCHED else m
+        for m in answer.modules
+    )
+    return replace(answer, modules=modules)

@@ -25,6 +25,7 @@ def findings_of(
     verdict: Verdict,
     options: ServeOptions,
     base: Base,
+    null: frozenset[int],
 ) -> tuple[Finding, ...]:
     """Every rule's finding, in the order of the rules."""
     return ()

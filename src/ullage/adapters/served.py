@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ullage.adapters.base import BaseModule, BaseTree
+from ullage.adapters.base import BaseModule, BaseTree, without_root
 
 TABLES = {"0.32": "vllm_0_32.jsonl"}
 Pairs = tuple[tuple[str, str], ...]
@@ -225,11 +225,11 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _renames(mapper: dict[str, list[object]]) -> Renames:
-    renaming: list[tuple[re.Pattern[str], str]] = []
-    for pair in mapper["renaming"]:
-        sources, targets = pair  # type: ignore[misc]
-        for source, target in zip(sources, targets, strict=False):
-            renaming.append((re.compile(source), target))
+    renaming = [
+        (re.compile(str(source)), str(target))
+        for sources, targets in mapper["renaming"]  # type: ignore[misc, has-type]
+        for source, target in zip(sources, targets, strict=False)  # type: ignore[has-type]
+    ]
     return Renames(
         tuple(renaming),
         tuple((re.compile(a), b) for a, b in mapper["regex"]),  # type: ignore[misc, has-type]
@@ -247,41 +247,71 @@ def _pattern(path: str) -> str:
 
 def served_tree(tree: BaseTree, found: Architecture, *, pooling: bool) -> ServedTree:
     """The served modules of a base model, parts in the order of the packed module's slices."""
-    parents = {
-        child: parent
-        for parent, children in found.packed.items()
-        if len(children) > 1
-        for child in children
-    }
+    places = _Places(found)
     slots: dict[str, dict[str, BaseModule]] = {}
     for path, base in tree.modules.items():
-        if base.tied_to is not None and not tree.spec.lm_head:
-            continue
-        name = found.renames.apply(path + ".weight")[:-7] if found.renames else path
-        served = _served_path(name, base, found, parents)
-        if served is not None:
-            slots.setdefault(served, {})[name] = base
+        place = places.of(path, tree.tail(path), base)
+        if place is not None:
+            slots.setdefault(place[0], {})[place[1]] = base
+    head = next((p for p, k in found.modules.items() if k.kind == "ParallelLMHead"), None)
+    if head is not None and head not in slots:  # served, though this class has no use for it
+        width = tree.spec.embedding_size or tree.spec.hidden_size
+        lone = BaseModule(head, "head", "lm_head", width, tree.spec.vocab_size, None)
+        slots[head] = {head: lone}
     modules = [_module(path, parts, found) for path, parts in slots.items()]
     modules += _towers(found, {_pattern(path) for path in slots})
     return ServedTree(found, modules, pooling=pooling)
 
 
-def _served_path(
-    name: str, base: BaseModule, found: Architecture, parents: Mapping[str, str]
-) -> str | None:
-    """The path of the module that holds a base module of this (renamed) name, None when none."""
-    before, dot, suffix = name.rpartition(".")
+class _Places:
+    """Where a base module is served: by its renamed name, else by its place in the language model.
+
+    The second is for models whose loader renames in its own code, where no table says it.
+    """
+
+    def __init__(self, found: Architecture) -> None:
+        self.found = found
+        self.parents = {
+            child: parent
+            for parent, children in found.packed.items()
+            if len(children) > 1
+            for child in children
+        }
+        self.by_tail: dict[str, str] = {}
+        for path in found.modules:
+            if part_of(path, found) == "language" or path.endswith("lm_head"):
+                self.by_tail.setdefault(without_root(path), path)
+
+    def of(self, path: str, tail: str, base: BaseModule) -> tuple[str, str] | None:
+        """(served path, the name that an adapter gives the part), None when it is not served."""
+        renames = self.found.renames
+        name = renames.apply(path + ".weight").removesuffix(".weight") if renames else path
+        served = self._served(name, base)
+        if not self.found.built or _pattern(served) in self.found.modules:
+            return served, name
+        for short in (self._served(tail, base), *_other_places(tail, base)):
+            pattern = self.by_tail.get(_pattern(short))
+            if pattern is not None:
+                root = pattern.removesuffix(_pattern(short))
+                return root + short, root + (tail if short == self._served(tail, base) else short)
+        return None
+
+    def _served(self, name: str, base: BaseModule) -> str:
+        if base.kind in ("expert", "fused_expert") and ".experts." in name:
+            return name[: name.rindex(".experts.")] + ".experts"
+        before, dot, suffix = name.rpartition(".")
+        return f"{before}{dot}{self.parents.get(suffix, suffix)}"
+
+
+def _other_places(tail: str, base: BaseModule) -> tuple[str, ...]:
+    """Where vLLM puts parts of a mixture whose checkpoint has no `experts` or `gate` (Granite)."""
+    before = tail.rpartition(".")[0]
     if base.kind in ("expert", "fused_expert"):
-        experts = name[: name.rindex(".experts") + 8] if ".experts" in name else None
-        return experts if experts is not None and _known(experts, found) else None
-    parent = parents.get(suffix)
-    if parent is not None and _known(f"{before}{dot}{parent}", found):
-        return f"{before}{dot}{parent}"
-    return name if _known(name, found) else None
-
-
-def _known(path: str, found: Architecture) -> bool:
-    return not found.built or _pattern(path) in found.modules
+        return (f"{before}.experts",)
+    if base.kind == "router":
+        moe = before.rpartition(".")[0]
+        return (f"{moe}.gate", f"{before}.gate", f"{before}.experts.gate")
+    return ()
 
 
 def _module(path: str, bases: Mapping[str, BaseModule], found: Architecture) -> ServedModule:
@@ -291,11 +321,40 @@ def _module(path: str, bases: Mapping[str, BaseModule], found: Architecture) -> 
     if kind.kind == "MoERunner":
         return ServedModule(path, kind, _experts(path, bases, children, found), packed=True)
     if len(children) <= 1:
-        name, base = next(iter(bases.items()))
+        base = next(iter(bases.values()))
         return ServedModule(path, kind, (ServedPart(path, bases.get(path, base)),), packed=False)
     before = path[: -len(suffix)]
-    parts = tuple(ServedPart(before + child, bases.get(before + child)) for child in children)
-    return ServedModule(path, kind, parts, packed=True)
+    split = _split(bases.get(path), children)
+    parts = tuple(
+        ServedPart(before + child, bases.get(before + child) or split.get(child))
+        for child in children
+    )
+    return ServedModule(path, kind, _with_values(parts), packed=True)
+
+
+def _split(fused: BaseModule | None, children: Sequence[str]) -> dict[str, BaseModule]:
+    """The parts of a matrix that the checkpoint fuses and vLLM names one by one."""
+    if fused is None:
+        return {}
+    rows = fused.out_features
+    if len(children) == 2:
+        roles, sizes = ("gate", "up"), (rows // 2, rows // 2)
+    elif len(children) == 3 and fused.grouped:
+        half = fused.grouped // 2
+        roles, sizes = ("q", "k", "v"), (rows - fused.grouped, half, half)  # type: ignore[assignment]
+    else:
+        return {}
+    return {
+        child: replace(fused, path=f"{fused.path}#{role}", role=role, out_features=size)
+        for child, role, size in zip(children, roles, sizes, strict=True)
+    }
+
+
+def _with_values(parts: tuple[ServedPart, ...]) -> tuple[ServedPart, ...]:
+    """A value slice as wide as the keys' where the model's values are its keys (Gemma-4)."""
+    if len(parts) != 3 or parts[2].base is not None or parts[1].base is None:
+        return parts
+    return (parts[0], parts[1], ServedPart(parts[2].name, parts[1].base))
 
 
 def _experts(
@@ -303,13 +362,13 @@ def _experts(
 ) -> tuple[ServedPart, ...]:
     """Two parts for the stacked layout (gate_up as `.base_layer`, down), else those by expert."""
     before = path[: -len("experts")]
-    by_role = {base.role: base for base in bases.values() if base.kind == "fused_expert"}
+    fused = {base.role: base for base in bases.values() if base.kind == "fused_expert"}
     if found.is_3d:
         return (
-            ServedPart(f"{path}.base_layer", by_role.get("expert_gate_up")),
-            ServedPart(path, by_role.get("expert_down")),
+            ServedPart(f"{path}.base_layer", fused.get("expert_gate_up")),
+            ServedPart(path, fused.get("expert_down")),
         )
-    single = {base.role: base for base in bases.values() if base.kind == "expert"}
+    single = _each(fused) | {base.role: base for base in bases.values() if base.kind == "expert"}
     order = ("expert_up", "expert_down") if found.non_gated else (
         "expert_gate", "expert_down", "expert_up",
     )  # fmt: skip
@@ -319,6 +378,16 @@ def _experts(
         )
         for number, child in enumerate(children)
     )
+
+
+def _each(fused: Mapping[str, BaseModule]) -> dict[str, BaseModule]:
+    """One expert's matrices, from the stacks of all."""
+    made = {role: replace(base, kind="expert") for role, base in fused.items()}
+    both = made.pop("expert_gate_up", None)
+    if both is not None:
+        half = replace(both, out_features=both.out_features // 2)
+        made |= {role: replace(half, role=role) for role in ("expert_gate", "expert_up")}
+    return made
 
 
 def _guessed_kind(bases: Mapping[str, BaseModule]) -> ModuleKind:

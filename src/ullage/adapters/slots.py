@@ -21,7 +21,7 @@ def slot_bytes(
     spec: ModelSpec,
     options: ServeOptions,
     rank: int,
-    wrapped: Callable[[ServedModule], bool] = lambda module: True,
+    wrapped: Callable[[ServedModule], bool],
 ) -> int | None:
     """Bytes of one slot on one rank, None where a wrapped module's size is not known.
 
@@ -62,9 +62,8 @@ def _elements(
         out = -(-first.out_features // cut) if sharded else first.out_features
         return rank * (-(-first.in_features // cut) + out)
     a_rank = -(-rank // cut) if sharded else rank
-    slices = max(len(module.parts), 1)
-    if slices == 1 and module.kind.wrapper == "MergedColumnParallelLinearVariableSlice":
-        slices = module.kind.slices
+    # One A for each slice of the output; an undivided LoRA has one (column_parallel_linear.py).
+    slices = max(module.kind.slices, 1) if (module.kind.wrapper or "").startswith("Merged") else 1
     outs = sum(_out(base, cut) for base in bases)
     return slices * a_rank * first.in_features + rank * outs
 

@@ -1,0 +1,50 @@
+"""What an adapter does whatever serves it: the scale that its shapes mean, and whether it is null.
+
+Holds facts of the adapter alone. Of the values only B's first bytes are read, and a whole B only
+while it holds nothing but zeros.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ullage.adapters.adapter import Adapter, AdapterModule, AdapterTensor
+from ullage.anatomy.checkpoint import open_regular
+
+_FIRST_BYTES = 256
+_CHUNK_BYTES = 1 << 20
+
+
+def meant_scale(module: AdapterModule) -> float | None:
+    """The factor of B·A that training meant: by the rank that the shapes have, should they differ
+    from the configuration's (then somebody changed it after training)."""
+    scale, rank, declared = module.scale, module.rank, module.rank_declared
+    if scale is None or rank is None or declared is None or rank == declared:
+        return scale
+    return scale * declared / rank
+
+
+def without_effect(adapter: Adapter) -> frozenset[int]:
+    """The numbers of the modules that add nothing: a scale of 0, or a B of zeros (as it is before
+    training). Of pickles no value is read, so that only the scale counts."""
+    found = set()
+    for number, module in enumerate(adapter.modules):
+        pair = module.a is not None and module.b is not None
+        if pair and (module.scale == 0 or (module.b is not None and _is_zero(module.b))):
+            found.add(number)
+    return frozenset(found)
+
+
+def _is_zero(tensor: AdapterTensor) -> bool:
+    if tensor.start is None or not tensor.num_bytes:
+        return False
+    with open_regular(Path(tensor.file)) as (stream, _):
+        stream.seek(tensor.start)
+        left, size = tensor.num_bytes, _FIRST_BYTES
+        while left > 0:
+            data = stream.read(min(size, left))
+            if not data or data.strip(b"\0"):
+                return False
+            left -= len(data)
+            size = _CHUNK_BYTES
+    return True
