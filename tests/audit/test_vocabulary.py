@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.audit.vocabulary import Vocabulary, read_vocabulary
+from ullage.audit.vocabulary import Vocabulary, _number_beyond, read_vocabulary
 
 TOKENS = st.text(st.sampled_from('ab"\\:{}[],1 9\n') | st.characters(codec="utf-8"), max_size=8)
 VOCABULARIES = st.dictionaries(TOKENS, st.integers(0, 10**9), max_size=30)
@@ -32,15 +32,49 @@ def test_ids_are_those_of_the_parser(place, vocab, added, ascii_only, indent, ex
     place.write_text(json.dumps(document, ensure_ascii=ascii_only, indent=indent), "utf-8")
     largest = max(vocab.values(), default=None)
     assert read_vocabulary(place) == Vocabulary(
-        len(vocab), largest, max((number for number, _ in added), default=None)
+        largest, max((number for number, _ in added), default=None)
     )
+
+
+# What a text must not be taken for: a number behind a colon, with quotes and backslashes before it.
+SHAMS = st.lists(
+    st.sampled_from(
+        ['"', "\\", ":", " ", "\n", "999999", "12", "}", "{", ",", '": 9999', "\\u0022:88"]
+    ),
+    max_size=6,
+).map("".join)
+
+
+@given(
+    texts=st.lists(SHAMS, unique=True, min_size=1, max_size=12),
+    ids=st.lists(
+        st.sampled_from([0, 8, 9, 10, 11, 99, 100, 9998, 9999, 10000, 88888]),
+        min_size=12,
+        max_size=12,
+    ),
+    in_order=st.booleans(),
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+)
+def test_numbers_inside_tokens_are_no_ids(place, texts, ids, in_order, ascii_only, indent):
+    ids = sorted(ids) if in_order else ids
+    vocab = dict(zip(texts, ids, strict=False))
+    model = {"model": {"vocab": vocab, "merges": texts}}
+    place.write_text(json.dumps(model, ensure_ascii=ascii_only, indent=indent), "utf-8")
+    assert read_vocabulary(place) == Vocabulary(max(vocab.values()), None)
+
+
+@given(st.integers(0, 10**12 - 2), st.integers(0, 10**12 - 1))
+def test_a_number_beyond_another_is_seen(limit, number):
+    found = _number_beyond(limit).search(b'"a": %d' % number)
+    assert (found is not None) == (number > limit)
 
 
 @given(st.lists(st.tuples(TOKENS, st.floats(-1e3, 0, allow_nan=False)), max_size=20))
 def test_a_list_of_pieces_counts_places(place, pieces):
     place.write_text(json.dumps({"model": {"type": "Unigram", "vocab": pieces}}))
     last = len(pieces) - 1 if pieces else None
-    assert read_vocabulary(place) == Vocabulary(len(pieces), last, None)
+    assert read_vocabulary(place) == Vocabulary(last, None)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +84,11 @@ def test_a_list_of_pieces_counts_places(place, pieces):
         "{}",
         '{"model": {"vocab": {"a": 1, "b": "2"}}}',
         '{"model": {"vocab": {"a": 1',
+        '{"model": {"vocab": {"a": 1 "b": 2}}}',
+        '{"model": {"vocab": {"a": 1e3}}}',
+        '{"model": {"vocab": {"a": -1}}}',
+        '{"model": {"vocab": {"a": 1234567890123}}}',
+        '{"model": {"vocab": {"a": 1]}}',
         '{"model": {"vocab": [["a", 1], "b"]}}',
         '{"added_tokens": [7], "model": {"vocab": {}}}',
         '{"added_tokens": [{"id": "7"}], "model": {"vocab": {}}}',

@@ -134,7 +134,6 @@ def _vocabulary(subject: Subject) -> Verdict:
         return NotEvaluable((found,))
     base, added = found.largest_base, found.largest_added
     facts = (
-        Evidence("tokens in the base vocabulary", found.num_base, "tokens", "tokenizer.json"),
         Evidence("largest base token", base, "token id", "tokenizer.json"),
         Evidence("largest added token", added, "token id", "tokenizer.json"),
         subject.fact("vocab_size", rows, unit="rows"),
