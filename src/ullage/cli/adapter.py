@@ -26,6 +26,7 @@ from ullage.errors import BadUsage
 
 ACTIONS: Mapping[str, str] = {
     "check": "say what an engine makes of an adapter, module by module",
+    "fix": "rewrite an adapter to what an engine reads, the original untouched",
 }
 
 
@@ -130,6 +131,12 @@ def judged(args: argparse.Namespace) -> Judgement:
     path, _ = located(args.base)
     return check(adapter, _known(load(path).anatomy, args.base), options_from(args),
                  Base(name=args.base))  # fmt: skip
+
+
+def base_spec(name: str) -> ModelSpec:
+    """The base model that --base names. Raises BadUsage where its modules are not known."""
+    path, _ = located(name)
+    return _known(load(path).anatomy, name)
 
 
 def _known(anatomy: Anatomy, name: str) -> ModelSpec:

@@ -1,0 +1,313 @@
+"""An adapter rewritten to what an engine reads: same ΔW for every module, other names and shapes.
+
+Holds the search for a way of writing that the engine's own judge calls whole, and the atomic
+writing. Where modules belong is `placing.py`, arithmetic `pairs.py`, bytes `values.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ullage.adapters.adapter import Adapter, AdapterConfig
+from ullage.adapters.base import BaseTree, base_tree
+from ullage.adapters.check import check
+from ullage.adapters.pairs import NewPair, rescaled
+from ullage.adapters.placing import FixRefused, Placed, place_all
+from ullage.adapters.read import read_adapter
+from ullage.adapters.values import Made, fill, write_hole
+from ullage.adapters.verdict import Judgement, ServeOptions
+from ullage.anatomy.spec import ModelSpec
+from ullage.errors import BadInput, BadUsage
+
+PREFIX = "base_model.model."
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+MAP = "ullage_fix.json"
+
+# Trees in which a wrapper's language model is trained and served, beside its own checkpoint's.
+_ROOTS = ("model", "language_model.model", "model.language_model", "language_model")
+_SAME = 1e-6  # the relative error of a scale that float64 arithmetic may leave
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One tensor of the new file: what it is made from, and how."""
+
+    to: str
+    sources: tuple[str, ...]
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What was written, and the judgement on it."""
+
+    directory: str
+    changes: tuple[Change, ...]
+    judgement: Judgement
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """One way to write the adapter: its pairs by their final names, and its configuration."""
+
+    pairs: tuple[NewPair, ...]
+    config: Mapping[str, object]
+
+
+def fix(adapter: Adapter, spec: ModelSpec, options: ServeOptions, save: Path) -> Fixed:
+    """Rewrite `adapter` into the new directory `save`; the original is only read.
+
+    Raises:
+        FixRefused: it cannot be done with certainty; nothing is left behind.
+        BadUsage: `save` is there already.
+    """
+    if save.exists() and (not save.is_dir() or any(save.iterdir())):
+        raise BadUsage("is there already", file=save, expected="a new or empty directory")
+    _require_plain(adapter)
+    tree = base_tree(spec)
+    placed = place_all(adapter.modules, tree, adapter.path)
+    staged = save.parent / f".{save.name}.{os.getpid()}.tmp"
+    try:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        staged.mkdir()
+        fixed = _write(adapter, placed, tree, spec, options, staged, save)
+        staged.rename(save)
+    except OSError as error:
+        raise BadUsage(f"cannot be written: {error.strerror}", file=save) from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return fixed
+
+
+def _require_plain(adapter: Adapter) -> None:
+    """Refuse what has no ΔW = scale·B·A, or is not all there."""
+    config, found = adapter.config, None
+    if config.peft_type != "LORA":
+        found = f"an adapter of type {config.peft_type}"
+    elif adapter.from_pickle:
+        found = "a pickle, which is never loaded"
+    elif adapter.missing_files:
+        found = f"{adapter.missing_files[0]} is missing"
+    elif config.use_dora or config.variants:
+        found = f"{', '.join(config.variants) or 'DoRA'} is more than base + scale·B·A"
+    elif config.bias != "none" or config.lora_bias:
+        found = "biases were trained too"
+    elif config.layer_replication:
+        found = "layer_replication changes the base model"
+    elif config.writer == "torchtune" and any(m.transposed for m in adapter.modules):
+        found = "torchtune's own layout, whose rotary rows stand in another order"
+    elif _changes_base(config.init_lora_weights):
+        found = f"init_lora_weights={config.init_lora_weights!r} changed the base weights"
+    if found is not None:
+        raise FixRefused(found, file=adapter.path, expected="a plain LoRA adapter in safetensors")
+
+
+def _changes_base(init: bool | str) -> bool:
+    """PEFT 0.21 (tuners/lora/layer.py): these subtract the adapter's start from the weights."""
+    return isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq"))
+
+
+def _write(
+    adapter: Adapter,
+    placed: Sequence[Placed],
+    tree: BaseTree,
+    spec: ModelSpec,
+    options: ServeOptions,
+    staged: Path,
+    save: Path,
+) -> Fixed:
+    """The first draft that the engine takes whole, filled with its values."""
+    best: tuple[str, str] | None = None
+    for draft in _drafts(adapter, placed, tree):
+        tensors = [made for pair in draft.pairs for made in pair.written(PREFIX)]
+        (staged / CONFIG).write_text(json.dumps(draft.config, indent=2) + "\n", encoding="utf-8")
+        write_hole(staged / WEIGHTS, tensors)
+        written = read_adapter(staged)
+        if not _means_the_same(written, draft.pairs):
+            continue
+        try:
+            judgement = check(written, spec, options)
+        except BadInput as error:
+            raise FixRefused(str(error), file=adapter.path) from error
+        if judgement.verdict == "works":
+            fill(staged / WEIGHTS, tensors)
+            changes = tuple(_changes(draft.pairs, tensors))
+            notes = _notes(adapter, draft)
+            _write_map(staged / MAP, adapter, options, judgement, changes, notes)
+            return Fixed(str(save), changes, judgement, notes)
+        reason = judgement.message or next(
+            (m.detail for m in judgement.modules if m.detail), judgement.verdict
+        )
+        # The checkpoint's own names come first, and what is said of them is the clearest.
+        best = best or (judgement.verdict, reason.replace(str(staged.absolute()), str(save)))
+    assert best is not None
+    raise FixRefused(
+        f"no way of writing it works on {options.engine}: {best[1]}", file=adapter.path
+    )
+
+
+# --- drafts --------------------------------------------------------------------------------------
+
+
+def _drafts(adapter: Adapter, placed: Sequence[Placed], tree: BaseTree) -> Iterator[_Draft]:
+    """Ways to write the adapter, those that change least first."""
+    seen: set[tuple[str, ...]] = set()
+    for rename in _renamings(tree.root):
+        pairs = [replace(one.pair, module=rename(one)) for one in placed]
+        names = tuple(pair.module for pair in pairs)
+        if names in seen:
+            continue
+        seen.add(names)
+        for scale in (_as_it_was, _by_pattern, _uniform):
+            draft = scale(adapter, pairs)
+            if draft is not None:
+                yield draft
+
+
+def _renamings(root: str) -> Iterator[Callable[[Placed], str]]:
+    yield lambda one: one.pair.module
+    yield lambda one: one.trained or one.pair.module
+    for other in _ROOTS:
+
+        def under(one: Placed, other: str = other) -> str:
+            path = one.pair.module
+            if path.startswith(root + "."):
+                return f"{other}.{path[len(root) + 1 :]}"
+            if path.rpartition(".")[2] == "lm_head":
+                outer, _, inner = other.rpartition(".")
+                return f"{outer}.lm_head" if inner == "model" and outer else "lm_head"
+            return path
+
+        yield under
+
+
+def _as_it_was(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft | None:
+    """The configuration as trained, where it is PEFT's."""
+    config = adapter.config
+    if config.rank is None or config.writer.startswith(("mlx", "megatron")):
+        return None
+    return _Draft(tuple(pairs), _config(config, pairs, {}))
+
+
+def _by_pattern(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft:
+    """Rank and alpha of most modules for all, the others by patterns of their full names."""
+    ranks = {pair.module: _declared_rank(pair, adapter.config) for pair in pairs}
+    alphas = {pair.module: _number(pair.scale * ranks[pair.module]) for pair in pairs}
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    alpha = Counter(alphas.values()).most_common(1)[0][0]
+    values = {
+        "r": rank,
+        "lora_alpha": alpha,
+        "use_rslora": False,
+        "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
+        "alpha_pattern": {name: a for name, a in alphas.items() if a != alpha},
+    }
+    return _Draft(tuple(pairs), _config(adapter.config, pairs, values))
+
+
+def _uniform(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft | None:
+    """One rank and one scale for all, for engines that read no more: zeros and factors in B."""
+    if any("base_layer" in pair.layout[0] for pair in pairs):
+        return None
+    rank = max(pair.rank for pair in pairs)
+    scale = Counter(pair.scale for pair in pairs).most_common(1)[0][0]
+    same = tuple(rescaled(pair, rank, scale) for pair in pairs)
+    values: dict[str, object] = {
+        "r": rank,
+        "lora_alpha": _number(scale * rank),
+        "use_rslora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    return _Draft(same, _config(adapter.config, same, values))
+
+
+def _declared_rank(pair: NewPair, config: AdapterConfig) -> int:
+    """The rank of one expert where the pair holds a stack of them."""
+    if ".experts" in pair.module and "base_layer" in pair.layout[0] and config.rank:
+        return config.rank
+    return pair.rank
+
+
+def _number(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+def _config(
+    config: AdapterConfig, pairs: Sequence[NewPair], values: Mapping[str, object]
+) -> dict[str, object]:
+    """adapter_config.json with `values` in it, naming the leaves of the modules that are there."""
+    leaves = sorted({pair.module.rpartition(".")[2] for pair in pairs})
+    keep = dict(config.raw or {})
+    if config.writer.startswith(("mlx", "megatron")):
+        base = {"base_model_name_or_path": config.base_model, "task_type": config.task_type}
+        keep = {key: value for key, value in base.items() if value is not None}
+    keep |= {"peft_type": "LORA", "bias": "none", "inference_mode": True, **values}
+    if config.target_parameters:
+        return keep
+    # Names of modules as they are now; patterns over the old ones would miss them.
+    keep["target_modules"] = leaves
+    keep.pop("exclude_modules", None)
+    return keep
+
+
+def _means_the_same(written: Adapter, pairs: Sequence[NewPair]) -> bool:
+    """Whether the new configuration gives every module the scale that its values are made for."""
+    wanted: dict[str, float] = {}
+    for pair in pairs:
+        a, _ = pair.written(PREFIX)
+        wanted[a.name] = pair.scale
+    found = {m.a.key.text: m.scale for m in written.modules if m.a is not None}
+    return set(found) == set(wanted) and all(
+        (scale := found[name]) is not None and abs(scale - value) <= _SAME * abs(value)
+        for name, value in wanted.items()
+    )
+
+
+# --- what is said of it --------------------------------------------------------------------------
+
+
+def _changes(pairs: Sequence[NewPair], tensors: Sequence[Made]) -> Iterator[Change]:
+    of = [pair for pair in pairs for _ in range(2)]
+    for pair, tensor in zip(of, tensors, strict=True):
+        same = tensor.sources == (tensor.name,) and pair.change == "renamed"
+        yield Change(tensor.name, tensor.sources, "copied" if same else pair.change)
+
+
+def _notes(adapter: Adapter, draft: _Draft) -> tuple[str, ...]:
+    notes = []
+    factors = {block.factor for pair in draft.pairs for block in pair.blocks} - {1.0}
+    if factors:
+        said = ", ".join(f"{factor:.6g}" for factor in sorted(factors)[:4])
+        notes.append(f"B was multiplied by {said} and is stored in float32")
+    if (rank := draft.config["r"]) != adapter.config.rank:
+        notes.append(f"the rank is {rank} (was {adapter.config.rank})")
+    if adapter.unused_files:
+        notes.append(f"not read: {', '.join(adapter.unused_files[:4])}")
+    return tuple(notes)
+
+
+def _write_map(
+    file: Path,
+    adapter: Adapter,
+    options: ServeOptions,
+    judgement: Judgement,
+    changes: Sequence[Change],
+    notes: Sequence[str],
+) -> None:
+    document = {
+        "original": adapter.path,
+        "engine": options.engine,
+        "version": judgement.version,
+        "notes": list(notes),
+        "tensors": [{"to": c.to, "from": list(c.sources), "change": c.change} for c in changes],
+    }
+    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
