@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from math import isinf, isnan
 from pathlib import Path
@@ -12,9 +15,12 @@ from deep_models import write_tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ullage.deep
+from ullage.anatomy.checkpoint import CheckpointIndex
 from ullage.anatomy.files.index import read_checkpoint
+from ullage.deep import scan as scan_module
 from ullage.deep import windows as windows_module
-from ullage.deep.formats import FLOATS
+from ullage.deep.formats import FLOATS, decode, decode_one
 from ullage.deep.names import is_scale
 from ullage.deep.readings import DeepScan, TensorReading
 from ullage.deep.scan import scan_checkpoint
@@ -137,9 +143,7 @@ def test_every_pattern_of_a_short_format_is_read_as_torch_reads_it(tmp_path: Pat
         value = values_of(dtype, raw)[0]
         if isnan(value) or isinf(value):
             continue
-        from ullage.deep.formats import decode
-
-        assert decode(dtype, patterns)[0] == value
+        assert decode(dtype, patterns)[0] == decode_one(dtype, number) == value
     raw = np.arange(256**unsigned.itemsize, dtype=unsigned).tobytes()
     check_floats(one(tmp_path, dtype, (len(raw) // unsigned.itemsize // 16, 16), raw), raw, 16)
 
@@ -199,6 +203,84 @@ def test_equal_layers_are_found_and_constants_are_not(tmp_path: Path, data) -> N
         names = tuple(f"m.layers.{n}.w" for n, other in enumerate(layers) if other == raw)
         expected += [names] if len(names) > 1 else []
     assert sorted(found) == sorted(expected)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=WITHOUT_FIXTURES)
+@given(data=st.data())
+def test_machine_code_and_numpy_say_the_same(tmp_path: Path, data) -> None:
+    pytest.importorskip("numba")
+    tensors = {}
+    for number in range(data.draw(st.integers(1, 4))):
+        dtype = data.draw(
+            st.sampled_from(
+                ["F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "I32"]
+            )
+        )
+        size = {"F64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}.get(dtype, 1)
+        rows, columns = (
+            data.draw(st.integers(1, 9)),
+            data.draw(st.sampled_from([1, 15, 16, 24, 64])),
+        )
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+        array = rng.integers(0, 256, (rows, columns * size), np.uint8)
+        if data.draw(st.booleans()):  # few bits below the exponent: nothing but finite numbers
+            array &= 0x33
+        if data.draw(st.booleans()):
+            array[rng.integers(rows)] = 0
+        if data.draw(st.booleans()):
+            array[rng.integers(rows)] = array[0]
+        name = data.draw(st.sampled_from(["w.weight", "w.weight_scale"]))
+        tensors[f"t{number}.{name}"] = (dtype, (rows, columns), array.tobytes())
+    index = read_checkpoint(write_tensors(tmp_path / "m.safetensors", tensors))
+    fast = scan_checkpoint(index, jobs=2, compiled=True)
+    assert fast.compiled
+    assert fast.tensors == scan_checkpoint(index, jobs=2, compiled=False).tensors
+
+
+def test_without_numba_numpy_looks(tmp_path: Path, monkeypatch) -> None:
+    raw = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32).tobytes()
+    index = read_checkpoint(
+        write_tensors(tmp_path / "m.safetensors", {"t": ("F32", (64, 64), raw)})
+    )
+    usual = scan_checkpoint(index, compiled=False)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "ullage.deep.kernels", raising=False)
+        patch.delattr(ullage.deep, "kernels", raising=False)
+        patch.setitem(sys.modules, "numba", None)
+        found = scan_checkpoint(index, compiled=True)
+    assert not found.compiled and found.tensors == usual.tensors
+
+
+@pytest.mark.parametrize(
+    ("before", "environment"),
+    [
+        ("import numba.core.caching as c; c.CacheImpl._locator_classes = [];", {}),
+        ("", {"NUMBA_DISABLE_JIT": "1"}),
+    ],
+)
+def test_where_numba_can_keep_nothing_numpy_looks(tmp_path: Path, before, environment) -> None:
+    pytest.importorskip("numba")
+    file = write_tensors(tmp_path / "m.safetensors", {"t": ("F32", (64, 64), bytes(64 * 64 * 4))})
+    script = before + (
+        "import sys; from pathlib import Path;"
+        "from ullage.anatomy.files.index import read_checkpoint;"
+        "from ullage.deep.scan import scan_checkpoint;"
+        "print(scan_checkpoint(read_checkpoint(Path(sys.argv[1])), compiled=True).compiled)"
+    )
+    command = [sys.executable, "-c", script, str(file)]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(1 << 30, False), (8 << 30, True)])
+def test_size_decides_who_looks(monkeypatch, num_bytes: int, expected: bool) -> None:
+    asked = []
+    monkeypatch.setattr(scan_module, "_machine_code", lambda index: asked.append(index))
+    monkeypatch.setattr(CheckpointIndex, "num_bytes", property(lambda self: num_bytes))
+    scan_checkpoint(CheckpointIndex("safetensors", (), ()))
+    assert bool(asked) is expected
 
 
 def test_shards_are_read_by_all_threads(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from struct import pack, unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -112,3 +113,20 @@ def decode(dtype: str, patterns: Array) -> npt.NDArray[np.float64]:
         else:
             wide = _table(dtype)[patterns.astype(np.intp)]
     return wide
+
+
+_WIDE = {
+    "F64": ("<Q", "<d", 0),
+    "F32": ("<I", "<f", 0),
+    "BF16": ("<I", "<f", 16),
+    "F16": ("<H", "<e", 0),
+}
+
+
+def decode_one(dtype: str, pattern: int) -> float:
+    """The value of one finite bit pattern, without the cost of an array."""
+    if dtype not in _WIDE:
+        return float(_table(dtype)[pattern])
+    whole, real, shift = _WIDE[dtype]
+    value: float = unpack(real, pack(whole, pattern << shift))[0]
+    return value

@@ -22,7 +22,7 @@ from ullage.deep.sums import same_across_layers
 from ullage.deep.windows import MAX_WINDOW_BYTES, Bytes, Item, read_windows
 
 MAX_JOBS = 4
-WINDOWS_AHEAD = 10
+WINDOWS_AHEAD = 5
 """How many windows are read before they are looked at: more than the 8 MiB that Linux at most reads
 ahead at once, so that looking goes on while the disk is waited for."""
 COMPILED_FROM_BYTES = 4 << 30
@@ -110,7 +110,7 @@ class _Work:
         self.error: BaseException | None = None
         self.ended = False
         self.lock = threading.Lock()
-        self.num_readers = min(num_readers, len(by_file))
+        self.num_readers = max(1, min(num_readers, len(by_file)))
         self.num_lookers = num_lookers
         self.reading = self.num_readers
         tasks = [self._read] * self.num_readers + [self._look] * num_lookers

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ullage.anatomy.checkpoint import TensorEntry, open_regular
 from ullage.deep.chunks import ChunkReading, Layout
-from ullage.deep.formats import BLOCKS, FLOATS, decode
+from ullage.deep.formats import BLOCKS, FLOATS, decode, decode_one
 from ullage.deep.readings import (
     BlockReading,
     ChannelReading,
@@ -140,8 +140,7 @@ class TensorSum:
 
 def _top(parts: list[ChunkReading], dtype: str) -> float:
     """The value of the largest finite pattern of all parts."""
-    pattern = max((part.top for part in parts), default=0)
-    return float(decode(dtype, np.array([pattern], np.uint64))[0])
+    return decode_one(dtype, max((part.top for part in parts), default=0))
 
 
 def _vector(parts: list[ChunkReading]) -> VectorReading | None:
