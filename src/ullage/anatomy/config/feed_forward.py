@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage.anatomy.config.keys import Section
-from ullage.anatomy.config.mixers import MAX_WIDTH, fact
+from ullage.anatomy.config.mixers import MAX_WIDTH, fact, maybe_size
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.spec import Dense, Experts
 
@@ -83,8 +83,13 @@ def read_experts(section: Section, family: Family) -> Experts | None:
             section.ignore(*section.names("num_experts_per_tok"), family.expert_width)
         return None
     width = None
-    if family.expert_width != "intermediate_size":
+    if family.expert_width.endswith("]"):
+        width = maybe_size(section, family.expert_width)
+    elif family.expert_width != "intermediate_size":
         width = section.optional_integer(family.expert_width, maximum=MAX_WIDTH)
+    if family.dense_width != "intermediate_size" and section.has(family.dense_width):
+        if not section.has(family.expert_width):  # then intermediate_size is the experts'
+            width = None
     if width is None:
         width = section.integer("intermediate_size", maximum=MAX_WIDTH)
     top_k = section.integer("num_experts_per_tok", maximum=MAX_EXPERTS)

@@ -414,6 +414,20 @@ def _windowed(section: Section, family: Family, n: int) -> list[Kind]:
     return [("full" if (i + 1) % every == 0 else "sliding", None) for i in range(n)]
 
 
+def _reference_windows(section: Section, n: int) -> list[Kind]:
+    """Unlimited-OCR: the whole prompt stays visible, of the answer only a window."""
+    full: list[Kind] = [("full", None)] * n
+    sliding: list[Kind] = [("sliding", None)] * n
+    return section.reading.decide(
+        section.field("layer_types"),
+        "windows beside the whole prompt, whose length is the request's",
+        likely=full,
+        low=sliding,
+        high=full,
+        widens=("kv", "flops"),
+    )
+
+
 def _generic_windows(section: Section, n: int) -> list[Kind]:
     """An unknown family that names a window: perhaps on every layer, perhaps on none."""
     full: list[Kind] = [("full", None)] * n
@@ -462,6 +476,8 @@ def _read_kinds(section: Section, family: Family) -> list[Kind]:
             "no_rope_layer_interval",
             "global_attn_every_n_layers",
         )
+        if "reference_sliding_attention" in words:
+            return _reference_windows(section, n)
         own = {word: WORDS[meant] for word, meant in family.words.items()}
         kinds = _from_words(section, "layer_types", words[:n], WORDS | own)
         if all(kind != "sliding" for kind, _ in kinds):

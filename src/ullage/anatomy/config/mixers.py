@@ -191,7 +191,13 @@ def _sizes(section: Section, family: Family, kind: str) -> tuple[int, int, int, 
     """(heads, KV heads, head_dim, v_head_dim) of the layers of one kind."""
     heads = _query_set_heads(section) if family.query_sets else read_heads(section)
     num_heads, num_kv_heads = heads
-    head_dim = read_head_dim(section, num_heads, 2 if family.reads_twice else 1)
+    if family.head_floor and not section.knows("head_dim"):
+        head_dim = section.integer("hidden_size", maximum=MAX_WIDTH) // num_heads
+        section.reading.source(
+            section.field("head_dim"), head_dim, "derived: hidden_size / heads, rounded down"
+        )
+    else:
+        head_dim = read_head_dim(section, num_heads, 2 if family.reads_twice else 1)
     v_head_dim = section.optional_integer("v_head_dim", minimum=0, maximum=MAX_WIDTH) or head_dim
     if kind == "full":
         section.ignore("num_sliding_attention_heads")
@@ -290,7 +296,7 @@ def _window(section: Section, family: Family) -> int:
     if family.window_twice is not None and section.knows(family.window_twice):
         section.ignore("sliding_window")
         return section.integer(family.window_twice, minimum=2) // 2
-    return section.integer("sliding_window")
+    return section.integer(family.window_key)
 
 
 def _scale(section: Section) -> float | None:

@@ -37,6 +37,7 @@ class Family:
     have more parts. `apart` names nested configurations of models that this one does not hold.
     `words` are the family's own words for kinds of layer. `experts_if` names the key without which
     there are no experts, `sandwich_if` the one without which norms only come before the parts.
+    `window_key` names the window; `head_floor`: head_dim is hidden_size / heads rounded down.
     `window_twice` names a key that counts both sides of a window, of which a decoder sees one.
     `reads_twice`: attention reads the embedding beside the hidden state. `query_sets`: queries are
     picked among as many sets as there are experts. `full_gates`: KDA's gates are whole matrices.
@@ -124,6 +125,8 @@ class Family:
     experts_if: str | None = None
     sandwich_if: str | None = None
     window_twice: str | None = None
+    window_key: str = "sliding_window"
+    head_floor: bool = False
     reads_twice: bool = False
     query_sets: bool = False
     full_gates: bool = False

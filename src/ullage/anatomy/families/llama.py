@@ -103,6 +103,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
         qk_norm_if="use_qk_norm",
         score_bias=True,
         mlp_bias=False,
+        head_floor=True,
     ),
     Family("granite", embedding_scale="key"),
     Family("granite_swa", sinks=True, windows="all", embedding_scale="key"),
@@ -229,7 +230,12 @@ LLAMA_ROWS: tuple[Family, ...] = (
     ),
     Family("qwen3", **_QWEN_WINDOW, qk_norm="head", mlp_bias=False),
     Family(
-        "qwen3_moe", qk_norm="head", windows="all", window_if="use_sliding_window", mlp_bias=False
+        "qwen3_moe",
+        qk_norm="head",
+        windows="all",
+        window_if="use_sliding_window",
+        mlp_bias=False,
+        head_floor=True,
     ),
     Family("qwen3_vl_moe", base="qwen3_vl_moe_text", qk_norm="head", mlp_bias=False),
     *(

@@ -12,6 +12,38 @@ from ullage.anatomy.families.family import Family
 _NO_BIAS: dict[str, Any] = {"q_bias": False, "kv_bias": False, "o_bias": False}
 _MLA: dict[str, Any] = {"mixer": "latent", "mlp_bias": False, "score_bias": True}
 
+_INKLING: dict[str, Any] = {
+    **_NO_BIAS,
+    "mlp_bias": False,
+    "qk_norm": "head",
+    "score_bias": True,
+    "positions": "none",
+    "nope": "all",
+    "embedding_norm": True,
+    "words": {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"},
+    "window_key": "sliding_window_size",
+    "dense_width": "dense_intermediate_size",
+    # short convolutions after K, V, the mixer and the feed-forward
+    "tail": "conv_kernel_size-1*2*K+conv_kernel_size-1*2*H",
+    "ignored": (
+        "chain_hidden_post_norm",
+        "local_layer_ids",
+        "log_scaling_alpha",
+        "log_scaling_n_floor",
+        "logits_mup_width_multiplier",
+        "mlp_gate_softcap",
+        "mlp_up_softcap",
+        "mtp_hidden_states_first",
+        "mtp_local_layer_ids",
+        "n_layers_per_attn_res_block",
+        "number_of_conv_states",
+        "qk_l2_clip_threshold",
+        "rel_l2_clip_threshold",
+        "rms_norm_eps_moe_gate",
+        "sconv_kernel_size",
+    ),
+}
+
 RECENT_ROWS: tuple[Family, ...] = (
     # --- plain attention with tensors of the family's own
     Family(
@@ -113,6 +145,45 @@ RECENT_ROWS: tuple[Family, ...] = (
         tail="Q*cca_time0-1+K*cca_time0-1+Q*cca_time1-1+K*cca_time1-1+half_v",
         extra={"zero_expert_num": 1},
     ),
+    Family(
+        "unlimited_ocr",
+        base="unlimited_ocr_text",
+        **_NO_BIAS,
+        mlp_bias=False,
+        ignored=("sliding_window",),
+    ),
+    Family(
+        "ernie4_5_vl_moe",
+        base="ernie4_5_vl_moe_text",
+        q_bias="use_bias",
+        kv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        score_bias=True,
+        expert_width="moe_intermediate_size[0]",
+        maybe_sizes=("moe_intermediate_size[1]",),
+    ),
+    Family(
+        "inkling_text",
+        **_INKLING,
+        sizes=("conv_kernel_size", "d_rel", "n_shared_experts", "rel_extent"),
+        maybe_sizes=("shared_expert_sink", "unpadded_vocab_size"),
+    ),
+    Family(
+        "inkling2_text",
+        **_INKLING,
+        output_gate="element",
+        sizes=("conv_kernel_size", "d_rel", "rel_extent"),
+        maybe_sizes=("unpadded_vocab_size",),
+    ),
+    Family(
+        "inkling2_loop_text",
+        **_INKLING,
+        output_gate="element",
+        loop="passes",
+        sizes=("conv_kernel_size", "d_rel", "loop_gate_rank", "rel_extent"),
+        maybe_sizes=("loop_layer_index_end", "loop_layer_index_start", "unpadded_vocab_size"),
+    ),
     # --- latent attention
     Family("hy_v4", **_MLA, ignored=("hc_magnitude", "learnable_sink_init", "qk_head_dim")),
     Family("axk2", **_MLA, sizes=("gated_norm_rank",)),
@@ -195,4 +266,6 @@ RECENT_ROWS: tuple[Family, ...] = (
 # Model types whose family has another name.
 RECENT_MEMBERS: dict[str, str] = {
     "gemma4_unified_text": "gemma4",
+    "ernie4_5_vl_moe_text": "ernie4_5_vl_moe",
+    "unlimited_ocr_text": "unlimited_ocr",
 }

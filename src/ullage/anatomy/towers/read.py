@@ -20,6 +20,7 @@ from ullage.anatomy.towers.encoders import (
     REMOTE_PROJECTORS,
     phi4_towers,
 )
+from ullage.anatomy.towers.recent import RECENT_ENCODERS, RECENT_PROJECTORS, RECENT_WHOLE
 from ullage.anatomy.towers.sizes import (
     ENCODERS,
     MAX_WIDTH,
@@ -32,9 +33,9 @@ from ullage.anatomy.towers.sizes import (
 )
 from ullage.errors import UnsupportedModel
 
-_WHOLE = {**WHOLE, **OMNI_WHOLE}
-_ENCODERS = {**ENCODERS, **REMOTE_ENCODERS}
-_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS}
+_WHOLE = {**WHOLE, **OMNI_WHOLE, **RECENT_WHOLE}
+_ENCODERS = {**ENCODERS, **REMOTE_ENCODERS, **RECENT_ENCODERS}
+_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS, **RECENT_PROJECTORS}
 
 _DEPTHS = (
     "num_hidden_layers",

@@ -126,7 +126,7 @@ def vit_size(section: Section, vit: Vit) -> TowerSize:
     return TowerSize(depth, hidden, heads, width, total)
 
 
-def _biased_layer(hidden: int, width: int, norm: int = 2) -> int:
+def biased_layer(hidden: int, width: int, norm: int = 2) -> int:
     """Attention and a plain MLP, every matrix with a bias, two norms."""
     attention = 4 * linear(hidden, hidden)
     return attention + linear(hidden, width) + linear(width, hidden) + 2 * norm * hidden
@@ -142,7 +142,7 @@ def qwen3_vl(section: Section, text_hidden: int) -> TowerSize:
     merged = hidden * section.integer("spatial_merge_size", 2, why="default: 2", maximum=64) ** 2
     deep = section.integers("deepstack_visual_indexes") or ()
     frames = section.integer("temporal_patch_size", 2, why="default: 2", maximum=64)
-    total = depth * _biased_layer(hidden, width)
+    total = depth * biased_layer(hidden, width)
     total += linear(_patch(section) * frames, hidden) + rows * hidden
     merger = linear(merged, merged) + linear(merged, out)
     total += merger + 2 * hidden + len(deep) * (merger + 2 * merged)
@@ -154,14 +154,13 @@ def _qwen2_vl(section: Section, text_hidden: int) -> TowerSize:
     depth = section.integer("depth", maximum=MAX_DEPTH)
     ratio = section.number("mlp_ratio", 4.0, why="default: 4", maximum=64.0)
     width = int(hidden * ratio)
-    out = section.values.get("hidden_size")  # here the merger's output, not the tower's width
-    if out is not None and out != text_hidden:
-        raise section.error("hidden_size", out, f"hidden_size of the text, {text_hidden}")
+    # here the merger's output, not the tower's width
+    out = section.integer("hidden_size", text_hidden, why="derived: hidden_size of the text")
     frames = section.integer("temporal_patch_size", 2, why="default: 2", maximum=64)
     merged = hidden * section.integer("spatial_merge_size", 2, why="default: 2", maximum=64) ** 2
-    total = depth * _biased_layer(hidden, width)
+    total = depth * biased_layer(hidden, width)
     total += linear(_patch(section) * frames, hidden, bias=False)
-    total += 2 * hidden + linear(merged, merged) + linear(merged, text_hidden)
+    total += 2 * hidden + linear(merged, merged) + linear(merged, out)
     return TowerSize(depth, hidden, section.integer("num_heads"), width, total)
 
 
@@ -218,7 +217,7 @@ def _kimi(section: Section, text_hidden: int) -> TowerSize:
     merged = hidden
     for side in kernel[:2]:
         merged *= side
-    total = depth * _biased_layer(hidden, width) + linear(_patch(section), hidden)
+    total = depth * biased_layer(hidden, width) + linear(_patch(section), hidden)
     total += rows * columns * hidden + 2 * hidden
     total += 2 * hidden + linear(merged, merged) + linear(merged, text_hidden)
     return TowerSize(depth, hidden, heads, width, total)
@@ -291,7 +290,7 @@ def _whisper(section: Section, _: int) -> TowerSize:
     width = section.integer("encoder_ffn_dim" if named else "intermediate_size", maximum=MAX_WIDTH)
     mels = section.integer("num_mel_bins", maximum=MAX_WIDTH)
     rows = section.integer("max_source_positions", maximum=MAX_WIDTH)
-    total = depth * (_biased_layer(hidden, width) - hidden)
+    total = depth * (biased_layer(hidden, width) - hidden)
     total += linear(3 * mels, hidden) + linear(3 * hidden, hidden)
     total += rows * hidden + 2 * hidden
     return TowerSize(depth, hidden, heads, width, total)

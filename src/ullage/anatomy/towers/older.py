@@ -1,0 +1,65 @@
+"""How many parameters the towers of older captioners and page readers have.
+
+Holds formulas over their own keys, as `sizes.py` does for the others. Facts: the modules of
+transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ullage.anatomy.config.keys import Section
+from ullage.anatomy.towers.sizes import MAX_DEPTH, MAX_WIDTH, TowerSize, Vit, linear
+
+OLDER_VITS: dict[str, Vit] = {
+    "blip_vision_model": Vit(class_token=True, positions=1),
+    "git_vision_model": Vit(patch_bias=False, class_token=True, positions=1, around=2),
+    "kosmos_2_vision_model": Vit(patch_bias=False, class_token=True, positions=1, around=2),
+}
+
+
+def _flexible_patches(section: Section, _: int) -> TowerSize:
+    """Pix2Struct's and Kosmos-2.5's encoder: T5 layers over patches, tables of rows and columns."""
+    hidden = section.integer("hidden_size", maximum=MAX_WIDTH)
+    depth = section.integer("num_hidden_layers", maximum=MAX_DEPTH)
+    heads = section.integer("num_attention_heads", maximum=MAX_WIDTH)
+    inner = heads * section.integer("head_dim", maximum=MAX_WIDTH)
+    width = section.integer("intermediate_size", maximum=MAX_WIDTH)
+    patch = section.integer("patch_embed_hidden_size", maximum=MAX_WIDTH)
+    key = "seq_len" if section.knows("seq_len") else "max_num_patches"
+    rows = section.integer(key, maximum=MAX_WIDTH)
+    section.ignore("relative_attention_num_buckets", "relative_attention_max_distance")
+    section.ignore("dense_act_fn")
+    layer = 4 * hidden * inner + 3 * hidden * width + 2 * hidden
+    total = depth * layer + linear(patch, hidden) + 2 * rows * hidden + hidden
+    return TowerSize(depth, hidden, heads, width, total)
+
+
+OLDER_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
+    "pix2struct_vision_model": _flexible_patches,
+    "kosmos_2_5_vision_model": _flexible_patches,
+}
+
+
+def _nothing(root: Section, hidden: int, text: int) -> int:  # noqa: ARG001
+    """Read by cross-attention, whose matrices lie in the decoder."""
+    return 0
+
+
+def _git(root: Section, hidden: int, text: int) -> int:  # noqa: ARG001
+    return linear(hidden, text) + 2 * text
+
+
+def _kosmos(root: Section, hidden: int, text: int) -> int:
+    """Latent queries, a matrix into the text's width, one attention."""
+    queries = root.integer("latent_query_num", maximum=MAX_WIDTH)
+    return queries * text + linear(hidden, text) + 4 * linear(text, text)
+
+
+OLDER_PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
+    "blip": _nothing,
+    "pix2struct": _nothing,
+    "git": _git,
+    "kosmos-2": _kosmos,
+    "kosmos-2.5": _kosmos,
+}
