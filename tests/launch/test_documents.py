@@ -273,11 +273,21 @@ def test_files_that_are_no_text(tmp_path):
         read_launches(str(path))
 
 
-SCALAR = st.one_of(st.text(max_size=8), st.integers(), st.booleans(), st.none(), st.just("vllm"))
+SCALAR = st.one_of(
+    st.text(max_size=8),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+    st.just("vllm"),
+    st.just("serving.kserve.io/v1"),
+    st.just("InferenceService"),
+)
 KEYS = st.sampled_from(
     ["containers", "args", "command", "image", "env", "name", "value", "spec", "services", "kind",
      "apiVersion", "servingEngineSpec", "modelSpec", "vllmConfig", "resources", "limits", "volumes",
-     "livenessProbe", "extraArgs", "nvidia.com/gpu", "deploy", "ports", "environment"]
+     "livenessProbe", "extraArgs", "nvidia.com/gpu", "deploy", "ports", "environment",
+     "modelArtifacts", "decode", "parallelism", "modelCommand", "applications", "llm_configs",
+     "engine_kwargs", "serveConfigV2", "predictor", "model", "modelFormat", "template"]
 )  # fmt: skip
 TREES = st.recursive(
     SCALAR,

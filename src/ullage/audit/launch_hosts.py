@@ -33,6 +33,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def _elsewhere(launch: Launch) -> str:
     """Why the ranks of this command need not be on this machine, "" when they are."""
+    if launch.host.pods != 1:
+        return "how several pods share the ranks"
+    if launch.kind == "ray":
+        return "the machines that Ray gives the ranks"
     for name in ("--nnodes", "--data-parallel-size-local", "--prefill-context-parallel-size"):
         if launch.given(name) is not None:
             return f"how {name} spreads the ranks"
@@ -122,7 +126,7 @@ def _grace(subject: Subject) -> Verdict:
         return NotEvaluable(("how long requests take (SGLang waits for all that are running)",))
     if missing := subject.missing_engine_rules():
         return NotEvaluable(missing)
-    if launch.kind in ("command", "dockerfile"):
+    if launch.kind in ("command", "dockerfile", "ray"):
         return NotEvaluable(("who stops the server, and with what grace",))
     given = launch.given("--shutdown-timeout")
     if given is None and launch.absent_unknown:

@@ -198,8 +198,8 @@ def _same_devices(subject: Subject) -> Verdict:
     here = source_of(launch, launch.line)
     beside = [other for other in launch.neighbours if _runs_beside(launch, other)]
     facts: tuple[Evidence, ...] = (Evidence("servers beside it", len(beside), "", here),)
-    if launch.kind in ("kubernetes", "helm") or not beside:
-        return Clear(facts)  # each container has devices of its own
+    if launch.kind in ("kubernetes", "helm", "ray") or not beside:
+        return Clear(facts)  # each container, and each of Ray's engines, has devices of its own
     mine = devices_of(launch)
     total, sharing = _share_of(launch), []
     for other in beside:

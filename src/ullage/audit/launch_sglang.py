@@ -127,6 +127,7 @@ def static_share(subject: Subject, launch: Launch) -> Verdict:
         f"--mem-fraction-static {fraction:g} gives weights and KV all but {left / 1024:.2f} GiB of "
         f"{device.name}; where SGLang chooses, it leaves {least / 1024:.2f} GiB or more for "
         "activations and graphs.",
-        f"Drop --mem-fraction-static, or pass at most {1 - least * MIB / device.memory_bytes:.3f}.",
+        "Drop --mem-fraction-static, or pass at most "
+        f"{(1000 - math.ceil(1000 * least * MIB / device.memory_bytes)) / 1000:g}.",
         facts,
     )

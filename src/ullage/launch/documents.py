@@ -30,7 +30,7 @@ def read_launches(path: str) -> tuple[Launch, ...]:
     text = _read(path)
     found = _launches(text, path)
     if not found:
-        raise BadInput("starts no server that is known here", file=path, expected=EXPECTED)
+        raise _no_server(text, path)
     if len(found) > MAX_SERVERS:
         raise BadInput(f"starts more than {MAX_SERVERS} servers", file=path)
     found = _with_own_names(found)
@@ -57,6 +57,25 @@ def choose_launch(launches: Sequence[Launch], wanted: str | None, path: str) -> 
     raise BadInput(
         f"starts {len(serving)} servers", file=path, expected=f"--server with one of: {names}"
     )
+
+
+def _no_server(text: str, path: str) -> BadInput:
+    """The sentence for a file without a server; for values of a chart, what was looked for."""
+    expected = EXPECTED
+    if path.lower().endswith((".yaml", ".yml")) or _looks_like_yaml(text):
+        from ullage.launch.helm import LOOKED_FOR
+        from ullage.launch.yaml_reading import read_yaml
+
+        expected = LOOKED_FOR
+        keys = [key for document in read_yaml(text, path) for key in document.members()]
+        if keys:
+            shown = ", ".join(key[:40] for key in keys[:8])
+            return BadInput(
+                f"starts no server that is known here; its keys are {shown}",
+                file=path,
+                expected=expected,
+            )
+    return BadInput("starts no server that is known here", file=path, expected=expected)
 
 
 def _launches(text: str, path: str) -> list[Launch]:

@@ -1,4 +1,4 @@
-"""Helm values: vLLM's production stack and vLLM's own chart, others where they hold a command.
+"""Helm values: vLLM's production stack, vLLM's own chart, llm-d's, others that hold a command.
 
 Holds how those charts turn values into a command (production-stack: deployment-vllm-multi.yaml;
 vLLM: examples/online_serving/chart-helm). What a chart decides itself stays unknown.
@@ -13,6 +13,12 @@ from ullage.launch.launch import Host, Launch, Word
 from ullage.launch.manifests import container_launches, pods, probe, variables, with_devices
 from ullage.launch.values import parse_quantity
 from ullage.launch.yaml_reading import Node, walk
+
+LOOKED_FOR = (
+    "servingEngineSpec.modelSpec (vLLM's production stack), modelArtifacts with decode and prefill "
+    "(llm-d), image.command (vLLM's own chart), applications[].args.llm_configs (Ray Serve), and "
+    "containers, command or args that start a server, anywhere; other charts: `helm template`"
+)
 
 STACK_FLAGS = {
     "maxModelLen": "--max-model-len",
@@ -29,6 +35,10 @@ def helm_launches(document: Node, file: str) -> list[Launch]:
     models = document.at("servingEngineSpec", "modelSpec")
     if models is not None:
         return [_stack_launch(document, model, file) for model in models.elements()]
+    if document.at("modelArtifacts") is not None:
+        from ullage.launch.llm_d import llm_d_launches
+
+        return llm_d_launches(document, file)
     if document.at("image", "command") is not None:
         return _chart_launches(document, file)
     found = pods(document, file, "helm")
@@ -55,6 +65,13 @@ def _stack_launch(document: Node, model: Node, file: str) -> Launch:
         node = model.at(switch)
         if node is not None and node.truth():
             words.append(Word(flag, node.line))
+    for said, flag in (
+        ("toolCallParser", "--tool-call-parser"),
+        ("chatTemplate", "--chat-template"),
+    ):
+        given = model.at(said)
+        if given is not None:
+            words += [Word(flag, given.line), Word(given.text() or "", given.line)]
     if config is not None:
         words += _config_words(config)
     key = document.at("servingEngineSpec", "vllmApiKey")

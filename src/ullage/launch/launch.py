@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 EngineName = Literal["vllm", "sglang"]
-Kind = Literal["command", "dockerfile", "compose", "kubernetes", "helm"]
+Kind = Literal["command", "dockerfile", "compose", "kubernetes", "helm", "ray"]
 SharedMemory = Literal["unknown", "default", "limited", "unlimited"]
 Trouble = Literal["", "unknown", "ambiguous", "no value", "takes no value"]
 
@@ -61,7 +61,8 @@ class Host:
     `gpus` None with `gpus_said` True: the file speaks of GPUs and the number is not known.
     `shm_bytes` None with `shm` "unlimited": a memory volume without a limit, or the host's own.
     `grace_s` is what the orchestrator allows between SIGTERM and SIGKILL, `pre_stop_s` of it is
-    spent before SIGTERM. Probes are absent (None) only where `probes_known`.
+    spent before SIGTERM. Probes are absent (None) only where `probes_known`. `pods` share the
+    ranks, None an unknown number of them.
     """
 
     gpus: int | None = None
@@ -75,6 +76,7 @@ class Host:
     liveness: Probe | None = None
     startup: Probe | None = None
     exposed: bool | None = None
+    pods: int | None = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,18 @@ def yaml_launches(text: str, file: str) -> list[Launch]:
     from ullage.launch.helm import helm_launches
 
     found: list[Launch] = []
-    for document in read_yaml(text, file):
-        if document.at("kind") is not None and document.at("apiVersion") is not None:
+    documents = read_yaml(text, file)
+    if any("serving.kserve.io" in (_text(d.at("apiVersion")) or "") for d in documents):
+        from ullage.launch.kserve import kserve_launches
+
+        found, done = kserve_launches(documents, file)
+        documents = [document for document in documents if all(document is not d for d in done)]
+    for document in documents:
+        if document.at("applications") is not None or document.at("spec", "serveConfigV2"):
+            from ullage.launch.ray_serve import ray_launches
+
+            found += ray_launches(document, file)
+        elif document.at("kind") is not None and document.at("apiVersion") is not None:
             found += pods(document, file, "kubernetes")
         elif isinstance(services := document.at("services"), Node) and services.members():
             found += compose_launches(document, file)
@@ -41,11 +51,16 @@ def pods(document: Node, file: str, kind: Kind) -> list[Launch]:
     """The servers of every pod in the document: whatever has a list of `containers`."""
     found: list[Launch] = []
     name = document.at("metadata", "name")
+    group = document.at("spec", "leaderWorkerTemplate")
     for node in walk(document):
         for container in node.list_at("containers"):
             label = container.at("name") or name
             shown = (label.text() if label else None) or "server"
             host = pod_host(node, container)
+            if group is not None:
+                size = group.at("size")
+                number = 1.0 if size is None else size.number()
+                host = replace(host, pods=None if number is None else int(number))
             found += container_launches(container, file, kind, shown, host)
     return found
 
@@ -188,6 +203,10 @@ def _pre_stop(container: Node) -> float | None:
     if len(words) >= 2 and words[-2] == "sleep" and words[-1].isdecimal():
         return float(words[-1][:9])
     return None
+
+
+def _text(node: Node | None) -> str | None:
+    return None if node is None else node.text()
 
 
 def truth(node: Node | None) -> bool:

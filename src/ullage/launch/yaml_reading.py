@@ -79,6 +79,37 @@ def walk(node: Node) -> Iterator[Node]:
         waiting.extend(reversed(tuple(below)))
 
 
+def shifted(node: Node, lines: int) -> Node:
+    """The node with all its lines further down: text inside a document, read as one."""
+    value = node.value
+    if isinstance(value, tuple):
+        value = tuple(shifted(part, lines) for part in value)
+    elif isinstance(value, Mapping):
+        value = {key: shifted(part, lines) for key, part in value.items()}
+    return Node(value, node.line + lines, node.kind)
+
+
+def as_json(node: Node) -> str:
+    """The value as JSON text; scalars by YAML's own kinds."""
+    import json  # few files hold objects
+
+    return json.dumps(_plain(node))
+
+
+def _plain(node: Node) -> object:
+    if isinstance(node.value, Mapping):
+        return {key: _plain(part) for key, part in node.value.items()}
+    if isinstance(node.value, tuple):
+        return [_plain(part) for part in node.value]
+    if node.kind == "null":
+        return None
+    if node.kind == "bool":
+        return node.truth()
+    if node.kind in ("int", "float") and (number := node.number()) is not None:
+        return int(number) if number == int(number) and "." not in node.value else number
+    return node.value
+
+
 def read_yaml(text: str, file: str) -> list[Node]:
     """Every document of the stream that is not empty.
 
