@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.audit.launch_flags import REPLACED
+from ullage.audit.launch_replaced import REPLACED, SGLANG_REPLACED
 from ullage.launch.flags import known_flags, nearest, read_flags
 from ullage.launch.launch import Word
 
@@ -118,12 +118,11 @@ def test_the_nearest_name():
     assert nearest("vllm", "--zzz") == ""
 
 
-def test_flags_said_to_be_gone_are_gone():
-    assert not set(REPLACED) & set(known_flags("vllm"))
-    named = {
-        w for text in REPLACED.values() for w in text.replace(":", " ").split() if w[:2] == "--"
-    }
-    assert named <= set(known_flags("vllm"))
+@pytest.mark.parametrize(("engine", "table"), [("vllm", REPLACED), ("sglang", SGLANG_REPLACED)])
+def test_flags_said_to_be_gone_are_gone(engine, table):
+    assert not set(table) & set(known_flags(engine))
+    named = {w for text in table.values() for w in text.replace(":", " ").replace(",", " ").split()}
+    assert {word for word in named if word[:2] == "--"} <= set(known_flags(engine))
 
 
 @pytest.mark.vllm
