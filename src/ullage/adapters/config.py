@@ -97,7 +97,7 @@ def _peft(fields: _Fields) -> AdapterConfig:
     return AdapterConfig(
         peft_type=peft_type,
         writer="unsloth" if (auto_mapping or {}).get("unsloth_fixed") is True else "peft",
-        rank=fields.integer("r", 1, MAX_RANK) if is_lora else None,
+        rank=fields.integer("r", 1, MAX_RANK) if peft_type == "LORA" else None,
         alpha=fields.number("lora_alpha", MAX_ALPHA) if is_lora else None,
         use_rslora=fields.boolean("use_rslora"),
         use_dora=fields.boolean("use_dora"),
@@ -124,7 +124,7 @@ def _peft(fields: _Fields) -> AdapterConfig:
         auto_mapping=auto_mapping,
         variants=tuple(name for key, name in _VARIANTS.items() if raw.get(key)),
         raw=raw,
-        unread=tuple(key for key in raw if key not in known) if is_lora else (),
+        unread=tuple(key for key in raw if key not in known) if peft_type == "LORA" else (),
         file=fields.file,
     )
 
