@@ -206,7 +206,7 @@ def _nested(text: Section, around: list[Section], family: Family, encoder_key: s
     # its norms and its limits are taken to be the decoder's; neither has a size
     for name in ("norm_eps", "max_position_embeddings", "final_logit_softcapping", "vocab_size"):
         side.ignore(*side.names(name))
-    encoder, _, _ = read_layers(side, replace(family, kind="encoder"))
+    encoder, _, _ = read_layers(side, replace(family, kind="encoder", cross_attention=False))
     decoder, _, _ = read_layers(text, family)
     own = read_attention(text, family, "full")
     hidden = text.integer("hidden_size", maximum=MAX_WIDTH)

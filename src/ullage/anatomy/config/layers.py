@@ -125,7 +125,7 @@ def read_layers(
                 i,
                 mixers[i],
                 part,
-                cross_attention=cross if kind == "cross" else None,
+                cross_attention=cross if kind == "cross" or family.cross_attention else None,
                 parallel_dense=beside,
             )
         )
@@ -173,10 +173,15 @@ def _gemma4(
 
 
 def _cross_attention(text: Section, family: Family) -> Attention | None:
-    """Llama-3.2-Vision's layers that attend to image tokens: the same sizes, no RoPE, QK-norm."""
-    if family.plan != "cross":
+    """Attention to image tokens: the same sizes, no RoPE.
+
+    Llama-3.2-Vision has it, with QK-norm, instead of attention in some layers, BLIP in all.
+    """
+    if family.kind == "encoder-decoder" or not (family.cross_attention or family.plan == "cross"):
         return None
     own = read_attention(text, family, "full")
+    if family.cross_attention:
+        return replace(own, causal=False, rope=None)
     return replace(own, causal=False, rope=None, qk_norm="head")
 
 

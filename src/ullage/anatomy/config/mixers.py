@@ -10,7 +10,7 @@ from typing import Literal
 
 from ullage.anatomy.config.keys import Section, Widens
 from ullage.anatomy.config.positions import read_rope, uses_alibi
-from ullage.anatomy.families.family import Fact, Family
+from ullage.anatomy.families.family import Fact, Family, QkNorm
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
@@ -18,7 +18,7 @@ from ullage.anatomy.spec import (
     LatentAttention,
 )
 
-QkNorm = Literal["head", "layer"] | None
+_QK_NORM_WORDS: dict[str, QkNorm] = {"per_layer": "layer", "per_head": "head"}
 
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 24
@@ -149,9 +149,9 @@ def _qk_norm(section: Section, family: Family) -> QkNorm:
         norm = norm if section.boolean(family.qk_norm_if, False) else None
     style = section.optional_text("qk_norm_type") if norm is not None else None
     if style is not None:
-        styles: dict[str, QkNorm] = {"per_layer": "layer", "per_head": "head"}
+        styles = family.qk_norm_words or _QK_NORM_WORDS
         if style not in styles:
-            raise section.error("qk_norm_type", style, "per_layer or per_head")
+            raise section.error("qk_norm_type", style, " or ".join(styles))
         return styles[style]
     if norm is None and family.q_bias is None:
         return _unsaid_qk_norm(section)

@@ -171,11 +171,10 @@ def _read(
     text.ignore(*family.ignored, *family.apart)
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
     embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
-    _require(text, family)
     stacks = None
     if family.kind == "encoder-decoder":
         stacks = read_stacks(text, found.around, family)
-    if stacks is not None and found.architecture.endswith("ForCausalLM"):
+    if stacks is not None and (family.decoder_alone or found.architecture.endswith("ForCausalLM")):
         stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
     kind = family.kind
     if stacks is not None and _is_encoder_alone(found):
@@ -212,7 +211,9 @@ def _read(
         dtype=_dtype(found),
         embedding_size=None if embedding == hidden_size else embedding,
         encoder_layers=stacks.encoder if stacks else (),
-        encoder_hidden_size=stacks.encoder_hidden_size if stacks else None,
+        encoder_hidden_size=stacks.encoder_hidden_size
+        if stacks
+        else _seen_width(text, family, hidden_size),
         encoder_positions=stacks.encoder_positions if stacks else None,
         mtp_layers=mtp,
         token_types=_token_types(text, family),
@@ -232,7 +233,7 @@ def _read(
         logit_soft_cap=text.optional_number("final_logit_softcapping"),
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
         per_layer_input=_per_layer_input(text),
-        family_sizes=_family_sizes(text, family, hidden_size),
+        family_sizes=_family_sizes(text, family, hidden_size) + _outer_sizes(found),
         towers=read_towers(found.around, text, hidden_size, family.apart),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
@@ -259,6 +260,10 @@ def _check_row(found: _Found) -> None:
                 expected=show(wanted),
             )
         text.ignore(key)
+    if family.unpriced is not None:
+        text.reading.unknown(
+            text.field(family.unpriced), "layers whose work per token is not priced", "flops"
+        )
     if family.classes and found.architecture and found.architecture not in family.classes:
         raise UnsupportedModel(
             f"{show(found.architecture)} has parts that are not understood",
@@ -315,20 +320,32 @@ def _refuse(text: Section) -> None:
             )
 
 
-def _require(text: Section, family: Family) -> None:
-    """Raise where a key has another value than the only one that the family's row describes."""
-    for key, value in family.requires.items():
-        found = text.find(key, null_counts=True) if text.knows(key) else None
-        found = list(found) if isinstance(found, tuple) else found
-        if found != value:
-            raise text.error(key, found, show(value))
+def _seen_width(text: Section, family: Family, hidden_size: int) -> int | None:
+    """The width of what a decoder's cross-attention reads, where that is not its own."""
+    if not family.cross_attention:
+        return None
+    width = text.optional_integer("encoder_hidden_size", maximum=MAX_WIDTH)
+    return None if width == hidden_size else width
 
 
 def _family_sizes(text: Section, family: Family, hidden_size: int) -> tuple[tuple[str, int], ...]:
     sizes = [(k, text.integer(k, maximum=MAX_WIDTH)) for k in family.sizes]
     sizes += [(k, maybe_size(text, k)) for k in family.maybe_sizes]
+    if family.vision_width is not None:
+        vision = text.section("vision_config")
+        sizes += [("width", text.integer("intermediate_size", maximum=MAX_WIDTH))]
+        sizes += [("vision_width", vision.integer(family.vision_width) if vision else hidden_size)]
     if family.positions == "disentangled":
         sizes += read_disentangled(text, hidden_size)
+    return tuple(sizes)
+
+
+def _outer_sizes(found: _Found) -> tuple[tuple[str, int], ...]:
+    """Sizes that lie around the language model's section, 0 where a wrapper has no such key."""
+    sizes = []
+    for key in found.family.outer_sizes:
+        holders = [section for section in found.around if section.knows(key)]
+        sizes.append((key, maybe_size(holders[0], key) if holders else 0))
     return tuple(sizes)
 
 

@@ -17,13 +17,14 @@ TEXT_KEYS = (
 )
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model", "n_embed", "dim", "model_dim", "embed_dim"),
+    "hidden_size": ("n_embd", "d_model", "n_embed", "dim", "model_dim", "embed_dim", "emb_dim"),
     "num_hidden_layers": (
         "n_layer",
         "n_layers",
         "num_layers",
         "num_decoder_layers",
         "decoder_layers",
+        "layers",
     ),
     "num_attention_heads": (
         "n_head",

@@ -12,6 +12,7 @@ from typing import Literal
 # True or False where the code of the family fixes it; a string names the boolean key that says it
 # ("not key" turns it round); None means that nobody knows (an unknown family).
 Fact = bool | str | None
+QkNorm = Literal["head", "layer"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,18 @@ class Family:
     output head.
     `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
     that change nothing in this family. `extra` adds defaults for keys that the class does not have.
+    `outer_sizes` are like maybe_sizes, in the sections around the language model's.
     `requires` gives the only values of keys under which the row holds; any other is refused.
     `classes`: the only architectures that the row describes, where others of the same model type
     have more parts. `apart` names nested configurations of models that this one does not hold.
-    `words` are the family's own words for kinds of layer. `experts_if` names the key without which
+    `qk_norm_words` are its words under qk_norm_type. `words` are the family's own words for kinds of layer. `experts_if` names the key without which
     there are no experts, `sandwich_if` the one without which norms only come before the parts.
     `window_key` names the window; `head_floor`: head_dim is hidden_size / heads rounded down.
     `window_twice` names a key that counts both sides of a window, of which a decoder sees one.
     `reads_twice`: attention reads the embedding beside the hidden state. `query_sets`: queries are
     picked among as many sets as there are experts. `full_gates`: KDA's gates are whole matrices.
+    `vision_width` is the key in vision_config of what its cross-attention reads.
+    `unpriced` names the key of layers whose weights are counted and whose work is not.
     `tail` is the size (as `naming/row.py` writes sizes) of a layer's convolution tails. `loop`
     names how layers run more than once (`config/loops.py`).
     `sizes`: keys whose numbers only tensors of this family's own depend on; `maybe_sizes` the same
@@ -51,7 +55,8 @@ class Family:
     that puts norms before the parts and one at the end, `embedding_norm_if` the condition for a
     norm over the embedding. `rotary`: an encoder-decoder that rotates. `encoder_key`: where an
     encoder-decoder keeps its encoder's whole configuration, `decoder_key` the decoder's, when not
-    beside it.
+    beside it. `decoder_alone`: its encoder is a tower. `cross_attention`: every layer of the
+    decoder reads an encoder too.
     """
 
     name: str
@@ -79,8 +84,9 @@ class Family:
     q_bias: Fact = "attention_bias"
     kv_bias: Fact = "attention_bias"
     o_bias: Fact = "attention_bias"
-    qk_norm: Literal["head", "layer"] | None = None
+    qk_norm: QkNorm = None
     qk_norm_if: str | None = None
+    qk_norm_words: Mapping[str, QkNorm] = field(default_factory=dict)
     v_norm: bool = False
     sinks: bool = False
     output_gate: Literal["element", "head"] | None = None
@@ -117,7 +123,9 @@ class Family:
     rotary: bool = False
     encoder_key: str | None = None
     decoder_key: str | None = None
+    decoder_alone: bool = False
     extra: Mapping[str, object] = field(default_factory=dict)
+    outer_sizes: tuple[str, ...] = ()
     requires: Mapping[str, object] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
     apart: tuple[str, ...] = ()
@@ -132,6 +140,8 @@ class Family:
     full_gates: bool = False
     tail: str | None = None
     loop: str | None = None
+    unpriced: str | None = None
+    vision_width: str | None = None
 
 
 GENERIC = Family(

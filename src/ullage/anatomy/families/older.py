@@ -48,8 +48,6 @@ _KOSMOS: dict[str, Any] = {
     **_BIASED,
     "positions": "sinusoidal",
     "stored_positions": False,
-    "embedding_scale": None,
-    "requires": {"add_cross_attention": False},
 }
 # Speech and its units are parts that the text classes do not hold.
 _SEAMLESS_SPEECH = (
@@ -80,15 +78,25 @@ OLDER_ROWS: tuple[Family, ...] = (
         embedding_scale="sqrt",
         lm_head_bias=True,
     ),
-    Family("xlm", **_XLM, requires={"asm": False, "is_encoder": True, "use_lang_emb": True}),
+    Family(
+        "xlm",
+        **_XLM,
+        requires={"asm": False, "causal": False, "is_encoder": True, "use_lang_emb": True},
+    ),
     Family(
         "flaubert",
         **_XLM,
-        requires={"asm": False, "is_encoder": True, "use_lang_emb": True, "pre_norm": False},
+        requires={
+            "asm": False,
+            "causal": False,
+            "is_encoder": True,
+            "use_lang_emb": True,
+            "pre_norm": False,
+        },
     ),
     Family("blip_text_model", **_POST, cross_attention=True, ignored=("label_smoothing",)),
     Family("git", **_POST, requires={"num_image_with_embedding": None}),
-    Family("kosmos_2_text_model", **_KOSMOS),
+    Family("kosmos_2_text_model", **_KOSMOS, requires={"add_cross_attention": False}),
     Family("kosmos_2_5_text_model", **_KOSMOS),
     Family(
         "pix2struct_text_model",

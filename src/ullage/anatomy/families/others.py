@@ -43,6 +43,7 @@ OTHER_ROWS: tuple[Family, ...] = (
     Family(
         "gemma4",
         base="gemma4_text",
+        outer_sizes=("backbone_hidden_size", "use_ordered_embeddings", "num_centroids"),
         qk_norm="head",
         v_norm=True,
         place="sandwich",

@@ -15,6 +15,7 @@ from ullage.anatomy.families.encoder_decoders import (
 from ullage.anatomy.families.encoders import ENCODER_MEMBERS, ENCODER_ROWS
 from ullage.anatomy.families.family import GENERIC, Family
 from ullage.anatomy.families.llama import LLAMA_ROWS
+from ullage.anatomy.families.older import OLDER_ROWS
 from ullage.anatomy.families.others import OTHER_ROWS
 from ullage.anatomy.families.rare import RARE_ROWS
 from ullage.anatomy.families.recent import RECENT_MEMBERS, RECENT_ROWS
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Family] = {
         *RECENT_ROWS,
         *ENCODER_ROWS,
         *ENCODER_DECODER_ROWS,
+        *OLDER_ROWS,
         GENERIC,
     )
 }
@@ -120,16 +122,12 @@ UNSUPPORTED: dict[str, str] = {
     # read as a plain decoder, the counts of these are wrong by more than a few per cent
     **dict.fromkeys(
         (
-            "blip_text_model",
-            "ctrl",
             "evolla",
-            "git",
             "idefics",
             "jev",
             "mobilebert",
             "neomme",
             "squeezebert",
-            "pix2struct_text_model",
         ),
         "parts that are not understood",
     ),

@@ -38,6 +38,9 @@ _REACH = "windowed*window+unbounded*rel_extent"
 _LOOPED = "loop_layer_index_end-loop_layer_index_start"
 
 
+_CROSSED = "num_hidden_layers/cross_layer_interval"
+
+
 def _convolution(scope: str, path: str, channels: str) -> Extra:
     shape = (channels, 1, "conv_kernel_size")
     return Extra(scope, f"{path}.conv1d.weight", shape, "conv")  # type: ignore[arg-type]
@@ -352,6 +355,105 @@ RECENT_NAMES: dict[str, Row] = {
             ),
         ),
     ),
+    "chameleon": Row(
+        paths={"q_norm": "", "k_norm": ""},
+        extras=tuple(
+            _vector("attention", f"self_attn.{leaf}_norm.{kind}", heads, "D", role=role)
+            for leaf, heads in (("q", "heads"), ("k", "kv_heads"))
+            for kind, role in (("weight", "norm"), ("bias", "bias"))
+        ),
+    ),
+    "molmo2_text": Row(embed_extra="additional_vocab_size"),
+    "kyutai_speech_to_text": Row(
+        "moshi",
+        {"embed": "{root}.embed_tokens.embed_tokens"},
+        embed_extra="num_codebooks*codebook_vocab_size+1",
+    ),
+    "emu3_text_model": Row(paths={"root": "model.text_model"}),
+    "idefics": Row(
+        unnamed=True,
+        extras=tuple(
+            Extra(
+                "model",
+                f"{{root}}.gated_cross_attn_layers.{{e}}.{leaf}",
+                shape,
+                role,
+                linear=len(shape) > 1,
+                copies=_CROSSED,
+            )
+            for leaf, shape, role in (
+                ("alpha_cross_attn", (1,), "scale"),
+                ("alpha_dense", (1,), "scale"),
+                ("cross_attn.q_proj.weight", ("H", "H"), "q"),
+                ("cross_attn.k_proj.weight", ("H", "vision_width"), "k"),
+                ("cross_attn.v_proj.weight", ("H", "vision_width"), "v"),
+                ("cross_attn.o_proj.weight", ("H", "H"), "o"),
+                ("mlp.gate_proj.weight", ("width", "H"), "gate"),
+                ("mlp.up_proj.weight", ("width", "H"), "up"),
+                ("mlp.down_proj.weight", ("H", "width"), "down"),
+                ("input_layernorm.weight", ("H",), "norm"),
+                ("post_attention_layernorm.weight", ("H",), "norm"),
+            )
+        )
+        + (Extra("model", "additional_embeddings", ("2*additional_vocab_size", "H"), "position"),),
+    ),
+    "evolla": Row(
+        unnamed=True,
+        extras=tuple(
+            Extra(
+                "model",
+                f"adapter.{{e}}.{leaf}",
+                shape,
+                role,
+                linear=len(shape) > 1,
+                copies="aligner_num_add_layers",
+            )
+            for leaf, shape, role in (
+                ("gate_attention", (1,), "scale"),
+                ("gate_ffw", (1,), "scale"),
+                *(
+                    part
+                    for name, role in (
+                        ("query", "q"),
+                        ("key_protein", "k"),
+                        ("value_protein", "v"),
+                        ("out_proj", "o"),
+                    )
+                    for part in (
+                        (f"{name}.weight", ("H", "H"), role),
+                        (f"{name}.bias", ("aligner_enable_bias*H",), "bias"),
+                    )
+                ),
+                ("attention_norm.weight", ("H",), "norm"),
+                ("ff.norm.weight", ("H",), "norm"),
+                ("ff.norm.bias", ("H",), "bias"),
+                ("ff.fc1.weight", ("aligner_ffn_mult*H", "H"), "up"),
+                ("ff.fc2.weight", ("H", "aligner_ffn_mult*H"), "down"),
+            )
+        ),
+    ),
+    # a draft that reads its target's states and cache
+    "gemma4_assistant": Row(
+        "gemma4_text",
+        extras=(
+            _matrix("model", "pre_projection", "H", "2*backbone_hidden_size", role="mtp"),
+            _matrix("model", "post_projection", "backbone_hidden_size", "H", role="mtp"),
+            Extra(
+                "model",
+                "masked_embedding.centroids.weight",
+                ("use_ordered_embeddings*num_centroids", "H"),
+                "mtp",
+                linear=True,
+            ),
+            Extra(
+                "model",
+                "masked_embedding.token_ordering",
+                ("use_ordered_embeddings*V",),
+                "hash_table",
+                dtype="int64",
+            ),
+        ),
+    ),
     # latent attention
     "hy_v4": Row(
         "mistral4",
@@ -470,5 +572,7 @@ RECENT_ALIASES: dict[str, str] = {
     "gemma4_unified_text": "gemma4_text",
     "Gemma4UnifiedForConditionalGeneration": "gemma4",
     "unlimited_ocr_text": "deepseek_v2",
+    "Gemma4AssistantForCausalLM": "gemma4_assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "gemma4_assistant",
     "Glm5NextForConditionalGeneration": "glm5_next",
 }

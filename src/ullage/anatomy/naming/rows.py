@@ -10,6 +10,7 @@ from __future__ import annotations
 from ullage.anatomy.naming import heads
 from ullage.anatomy.naming.encoder_decoder_rows import ENCODER_DECODER_ROWS
 from ullage.anatomy.naming.encoder_rows import ENCODER_ROWS
+from ullage.anatomy.naming.older_rows import OLDER_ALIASES, OLDER_NAMES
 from ullage.anatomy.naming.paths import (
     BART_STACK,
     BERT,
@@ -797,7 +798,7 @@ ROWS: dict[str, Row] = {
     ),
 }
 ROWS |= RECENT_NAMES
-ROWS |= ENCODER_ROWS | ENCODER_DECODER_ROWS
+ROWS |= ENCODER_ROWS | ENCODER_DECODER_ROWS | OLDER_NAMES
 
 ALIASES: dict[str, str] = {
     same: row
@@ -854,3 +855,4 @@ ALIASES: dict[str, str] = {
     for same in names.split()
 } | RECENT_ALIASES
 """Model types and class names that name their tensors exactly as another row does."""
+ALIASES |= OLDER_ALIASES

@@ -60,6 +60,7 @@ def mixer_tensors(w: Writer, mixer: Mixer) -> None:
 def attention(w: Writer, a: Attention, cross: str = "") -> None:
     hidden, paths = w.spec.hidden_size, w.paths
     seen = a.input_size or hidden
+    read = (w.spec.encoder_hidden_size or hidden) if cross else seen  # what K and V are made of
     q_rows = a.num_heads * a.head_dim
     k_rows, v_rows = a.num_kv_heads * a.head_dim, a.num_kv_heads * a.v_head_dim
     if a.output_gate == "element" and "element_gate" not in paths:
@@ -79,10 +80,10 @@ def attention(w: Writer, a: Attention, cross: str = "") -> None:
             w.norm(paths["q_inner_norm"], a.q_lora_rank)
             w.linear(paths["q_wide"], q_rows, a.q_lora_rank, "q_b", "column", bias=a.q_bias)
         if own_kv:
-            w.linear(paths[cross + "k"], k_rows, seen, "k", "kv", groups=a.num_kv_heads,
+            w.linear(paths[cross + "k"], k_rows, read, "k", "kv", groups=a.num_kv_heads,
                         bias=a.kv_bias and w.naming.key_bias)  # fmt: skip
         if own_kv and not a.k_eq_v:
-            w.linear(paths[cross + "v"], v_rows, seen, "v", "kv", bias=a.kv_bias,
+            w.linear(paths[cross + "v"], v_rows, read, "v", "kv", bias=a.kv_bias,
                         groups=a.num_kv_heads)  # fmt: skip
     w.linear(paths[cross + "o"], hidden, a.num_heads * a.v_head_dim, "o", "row",
                 bias=a.o_bias)  # fmt: skip

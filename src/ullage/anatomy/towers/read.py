@@ -13,6 +13,7 @@ from ullage.anatomy.config.defaults import class_defaults
 from ullage.anatomy.config.keys import Section
 from ullage.anatomy.config.spellings import TEXT_KEYS
 from ullage.anatomy.spec import Tower
+from ullage.anatomy.towers.codecs import CODECS
 from ullage.anatomy.towers.encoders import (
     APART,
     OMNI_WHOLE,
@@ -20,6 +21,7 @@ from ullage.anatomy.towers.encoders import (
     REMOTE_PROJECTORS,
     phi4_towers,
 )
+from ullage.anatomy.towers.older import OLDER_ENCODERS, OLDER_PROJECTORS, OLDER_VITS
 from ullage.anatomy.towers.recent import RECENT_ENCODERS, RECENT_PROJECTORS, RECENT_WHOLE
 from ullage.anatomy.towers.sizes import (
     ENCODERS,
@@ -33,9 +35,10 @@ from ullage.anatomy.towers.sizes import (
 )
 from ullage.errors import UnsupportedModel
 
-_WHOLE = {**WHOLE, **OMNI_WHOLE, **RECENT_WHOLE}
-_ENCODERS = {**ENCODERS, **REMOTE_ENCODERS, **RECENT_ENCODERS}
-_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS, **RECENT_PROJECTORS}
+_WHOLE = {**WHOLE, **OMNI_WHOLE, **RECENT_WHOLE, **CODECS}
+_ENCODERS = {**ENCODERS, **REMOTE_ENCODERS, **RECENT_ENCODERS, **OLDER_ENCODERS}
+_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS, **RECENT_PROJECTORS, **OLDER_PROJECTORS}
+_VITS = {**VITS, **OLDER_VITS}
 
 _DEPTHS = (
     "num_hidden_layers",
@@ -61,7 +64,7 @@ _NOT_TOWERS = frozenset(
         *APART,
     )
 )
-_HEARD = ("audio", "speech", "acoustic", "sound", "voice")
+_HEARD = ("audio", "speech", "acoustic", "sound", "voice", "codec", "semantic", "diffusion")
 
 
 def read_towers(
@@ -156,7 +159,7 @@ def _tower(
         default_type,
         f"{named}_{modality}",
     )
-    tower_type = next((c for c in candidates if c in _WHOLE or c in VITS or c in _ENCODERS), named)
+    tower_type = next((c for c in candidates if c in _WHOLE or c in _VITS or c in _ENCODERS), named)
     known = class_defaults(tower_type)
     section = Section(
         values,
@@ -188,8 +191,8 @@ def _understood(
     if tower_type in _WHOLE:
         whole = _WHOLE[tower_type](section, text_hidden)
         return whole, None if whole is None else whole.parameters
-    if tower_type in VITS:
-        size = vit_size(section, VITS[tower_type])
+    if tower_type in _VITS:
+        size = vit_size(section, _VITS[tower_type])
     elif tower_type in _ENCODERS:
         size = _ENCODERS[tower_type](section, text_hidden)
     else:

@@ -275,6 +275,146 @@ def _ernie_vl(section: Section, text_hidden: int) -> TowerSize:
     return TowerSize(depth, hidden, heads, width, total)
 
 
+def _molmo2_vision(section: Section, _: int) -> TowerSize:
+    """A plain transformer whose positions are counted, with no norm after its layers."""
+    depth, hidden, heads, width = _plain(section)
+    kv_heads = section.integer("num_key_value_heads", heads, why="default: the heads")
+    head_dim = section.integer("head_dim", maximum=MAX_WIDTH)
+    bias = section.boolean("attention_bias", True, why="default: true")
+    rows = section.integer("num_position_embeddings", maximum=MAX_WIDTH)
+    section.ignore("image_size")
+    layer = linear(hidden, heads * head_dim, bias) + linear(heads * head_dim, hidden, bias)
+    layer += 2 * linear(hidden, kv_heads * head_dim, bias)
+    layer += linear(hidden, width) + linear(width, hidden) + 4 * hidden
+    total = depth * layer + linear(_patch(section), hidden) + rows * hidden
+    return TowerSize(depth, hidden, heads, width, total)
+
+
+def _molmo2_adapter(section: Section, text_hidden: int) -> TowerSize:
+    """Attention that pools several of the tower's layers, then a gated MLP into the text."""
+    hidden = section.integer("hidden_size", maximum=MAX_WIDTH)
+    heads = section.integer("num_attention_heads", maximum=MAX_WIDTH)
+    kv_heads = section.integer("num_key_value_heads", heads, why="default: the heads")
+    head_dim = section.integer("head_dim", maximum=MAX_WIDTH)
+    width = section.integer("intermediate_size", maximum=MAX_WIDTH)
+    out = section.integer("text_hidden_size", text_hidden, why="derived: hidden_size of the text")
+    bias = section.boolean("attention_bias", True, why="default: true")
+    mlp_bias = section.boolean("mlp_bias", False, why="default: false")
+    layers = section.find("vision_feature_layer")
+    seen = hidden * (len(layers) if isinstance(layers, list | tuple) else 2)
+    total = linear(seen, heads * head_dim, bias) + 2 * linear(seen, kv_heads * head_dim, bias)
+    total += linear(heads * head_dim, hidden, bias) + 2 * linear(hidden, width, mlp_bias)
+    return TowerSize(1, hidden, heads, width, total + linear(width, out, mlp_bias))
+
+
+def _davit_block(width: int, inner: int, qkv_bias: bool) -> int:
+    """Two depthwise convolutions, attention and an MLP: over space once, over channels once."""
+    total = 2 * (9 * width + width) + 4 * width + linear(width, 3 * width, qkv_bias)
+    return total + linear(width, width) + linear(width, inner) + linear(inner, width)
+
+
+def _florence(section: Section, text_hidden: int) -> TowerSize:
+    """DaViT: stages of convolutions and of pairs of blocks; positions, a norm, a projection."""
+    widths = section.integers("embed_dim", minimum=1, maximum=MAX_WIDTH) or ()
+    depths = section.integers("depths", length=len(widths), maximum=MAX_DEPTH) or ()
+    patches = section.integers("patch_size", length=len(widths), minimum=1, maximum=1 << 10) or ()
+    early = section.find("patch_prenorm")
+    if not widths or not depths or not patches or not isinstance(early, list | tuple):
+        raise section.error("embed_dim", section.values.get("embed_dim"), "one width per stage")
+    ratio = section.number("mlp_ratio", 4.0, why="default: 4", maximum=64.0)
+    bias = section.boolean("qkv_bias", True, why="default: true")
+    seen = section.integer("in_channels", 3, why="default: 3", maximum=64)
+    total = 0
+    for width, depth, patch, before in zip(widths, depths, patches, early, strict=True):
+        total += linear(seen * patch * patch, width) + 2 * (seen if before else width)
+        total += 2 * depth * _davit_block(width, int(width * ratio), bias)
+        seen = width
+    out = section.integer("projection_dim", text_hidden, why="derived: hidden_size of the text")
+    rows = section.integer("max_position_embeddings", maximum=MAX_WIDTH)
+    times = section.integer("max_temporal_embeddings", maximum=MAX_WIDTH)
+    section.ignore(
+        "drop_path_rate", "num_groups", "num_heads", "patch_padding", "patch_stride", "window_size"
+    )
+    total += seen * out + 2 * out + rows * seen + times * seen
+    return TowerSize(sum(depths), seen, 0, int(seen * ratio), total)
+
+
+def _idefics_vision(section: Section, _: int) -> TowerSize:
+    """CLIP's encoder."""
+    hidden = section.integer("embed_dim", maximum=MAX_WIDTH)
+    depth = section.integer("num_hidden_layers", maximum=MAX_DEPTH)
+    heads = section.integer("num_attention_heads", maximum=MAX_WIDTH)
+    width = section.integer("intermediate_size", maximum=MAX_WIDTH)
+    side = section.integer("image_size", maximum=1 << 16)
+    side //= section.integer("patch_size", maximum=1 << 10)
+    section.ignore("initializer_factor")
+    total = depth * biased_layer(hidden, width) + _patch(section) * hidden + hidden
+    total += (side * side + 1) * hidden + 4 * hidden
+    return TowerSize(depth, hidden, heads, width, total)
+
+
+def _idefics_perceiver(section: Section, _: int) -> TowerSize | None:
+    """A resampler that the default goes without; its size is not told by its own keys."""
+    if section.boolean("use_resampler", False, why="default: false"):
+        return None
+    for key in tuple(section.values):
+        section.ignore(key)
+    return TowerSize(0, 0, 0, 0, 0)
+
+
+def _transcribe_layer(hidden: int, width: int, heads: int, *, normed: bool) -> int:
+    total = 3 * hidden * hidden + linear(hidden, hidden) + 4 * hidden
+    total += linear(hidden, width) + linear(width, hidden)
+    return total + (4 * (hidden // heads) if normed else 0)
+
+
+def _transcribe_encoder(section: Section, *, normed: bool) -> tuple[TowerSize, int]:
+    """An encoder over stacked mel frames, norms around it; and how many mel numbers it reads."""
+    depth, hidden, heads, width = _plain(section)
+    mels = section.integer("num_mel_bins", maximum=MAX_WIDTH)
+    mels *= section.integer("subsampling_factor", maximum=64)
+    section.ignore("num_key_value_heads", "max_position_embeddings", "rope_parameters")
+    total = depth * _transcribe_layer(hidden, width, heads, normed=normed)
+    total += mels * hidden + 4 * hidden
+    return TowerSize(depth, hidden, heads, width, total), mels
+
+
+def _transcribe_audio(section: Section, text_hidden: int) -> TowerSize | None:
+    """Nemotron's recogniser beside its diarisation, joined by two norms and a projection."""
+    asr, diarization = section.section("asr_config"), section.section("diarization_config")
+    if asr is None or diarization is None:
+        return None
+    audio, head = diarization.section("audio_config"), diarization.section("head_config")
+    if audio is None or head is None:
+        return None
+    size, _ = _transcribe_encoder(asr, normed=True)
+    second, _ = _transcribe_encoder(audio, normed=False)
+    inner = head.integer("hidden_size", maximum=MAX_WIDTH)
+    speakers = head.integer("num_speakers", maximum=1024)
+    factor = head.integer("subsampling_factor", maximum=64)
+    head.ignore("audio_hidden_size")
+    diarization.ignore(*diarization.values)
+    section.ignore("speaker_activity_threshold")
+    total = size.parameters + second.parameters + second.hidden_size
+    total += linear(second.hidden_size, inner) + linear(3 * inner, factor * inner)
+    total += linear(inner, inner) + linear(inner, speakers)
+    total += 2 * size.hidden_size + 2 * speakers + linear(size.hidden_size, text_hidden)
+    return TowerSize(size.num_layers, size.hidden_size, size.num_heads, size.intermediate, total)
+
+
+def _transcribe_timestamps(section: Section, _: int) -> TowerSize:
+    """Word timestamps from the recogniser's states: an upsampler, an encoder, a vocabulary."""
+    depth, hidden, heads, width = _plain(section)
+    rows = section.integer("vocab_size", maximum=1 << 24)
+    factor = section.integer("upsampling_factor", maximum=64)
+    section.ignore(
+        "num_key_value_heads", "max_position_embeddings", "residual_scale", "rope_parameters"
+    )
+    total = depth * _transcribe_layer(hidden, width, heads, normed=True) + 4 * hidden
+    total += hidden * hidden * factor + hidden + linear(hidden, rows)
+    return TowerSize(depth, hidden, heads, width, total)
+
+
 RECENT_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
     "muse_spark_audio": _muse_audio,
     "glm5_next_vision": _glm5_next,
@@ -285,6 +425,13 @@ RECENT_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
     "unlimited_ocr_vision": _unlimited_ocr,
     "deepseek_ocr2_vision": _deepseek_ocr2,
     "ernie4_5_vl_moe_vision": _ernie_vl,
+    "molmo2_vision": _molmo2_vision,
+    "molmo2_adapter": _molmo2_adapter,
+    "florence_vision": _florence,
+    "idefics_vision": _idefics_vision,
+    "idefics_perciever": _idefics_perceiver,
+    "nemotron3_5_transcribe_audio": _transcribe_audio,
+    "nemotron3_5_transcribe_word_timestamp": _transcribe_timestamps,
 }
 RECENT_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
     "muse_glimmer_vision": _muse_vision,
