@@ -5,6 +5,7 @@ Numbers are normal as training leaves them: norms around one, matrices around ze
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 from collections.abc import Callable
@@ -53,6 +54,37 @@ def filled(plant: Plant | None = None) -> Callable[[Path, Config], Path]:
         return place
 
     return build
+
+
+def tall(plant: Plant | None = None) -> Callable[[Path, Config], Path]:
+    """As `filled`, with four layers, so that a layer has others to be held against."""
+
+    def build(place: Path, config: Config) -> Path:
+        changed = copy.deepcopy(config)
+        for part in (changed, changed.get("text_config", {})):
+            if "num_hidden_layers" in part:
+                part["num_hidden_layers"] = 4
+            if "layer_types" in part:
+                part["layer_types"] = (part["layer_types"] * 4)[:4]
+        return filled(plant)(place, changed)
+
+    return build
+
+
+def scaled(ending: str, factor: float) -> Plant:
+    """Multiplies every number of the first tensor whose name ends so."""
+
+    def plant(arrays: Arrays) -> None:
+        array = next(a for name, a in arrays.items() if name.endswith(ending))
+        array[...] = bf16((array.astype(np.uint32) << 16).view(np.float32) * factor)
+
+    return plant
+
+
+def untrained(arrays: Arrays) -> None:
+    for name, array in arrays.items():
+        if "norm" in name:
+            array[...] = 0x3F80
 
 
 def put_at(ending: str, where: object, pattern: int) -> Plant:

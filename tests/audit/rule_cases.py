@@ -22,14 +22,24 @@ from audit_pool import (
     write_safetensors,
     write_whole,
 )
-from deep_models import copy_layer, copy_row, filled, put_at, with_pickle, with_scales
+from deep_models import (
+    copy_layer,
+    copy_row,
+    filled,
+    put_at,
+    scaled,
+    tall,
+    untrained,
+    with_pickle,
+    with_scales,
+)
 from launch_cases import LAUNCH_RULES, File, command
 
 from ullage.costs.deployment import Deployment, Parallel
 
 DEFAULT = Deployment()
 LLAMA = ("llama", "meta-llama--Meta-Llama-3.1-8B")
-Pool = Literal["plain", "dressed", "whole", "deep"]
+Pool = Literal["plain", "dressed", "whole", "deep", "tall"]
 
 
 @dataclass(frozen=True)
@@ -193,6 +203,7 @@ def store(name: str, *shape: int) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.update({name: ("BF16", shape)})
 
 
+INPUT_NORM = ".layers.1.input_layernorm.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
 
 CASES: dict[str, Case] = {
@@ -738,5 +749,22 @@ CASES: dict[str, Case] = {
                   says="1 scales"),
         ),
         pool="deep",
+    ),
+    "A160": Case(
+        (
+            # A scale folded in twice, a scale lost, and one flipped bit of an exponent.
+            Fires(("llama", "qwen3"), build=tall(scaled(INPUT_NORM, 1000)), says="times above"),
+            Fires(("llama",), build=tall(scaled(INPUT_NORM, 1e-3)), says="times below"),
+            Fires(("llama",), build=tall(put_at(INPUT_NORM, 5, 0x7F00)), says="times above"),
+            Fires(("gemma3",), build=tall(put_at(INPUT_NORM, slice(None), 0x44FA)),
+                  says="times above"),
+            # One layer's norm was not found and is one everywhere; of Gemma's, zero.
+            Fires(("llama",), build=tall(put_at(INPUT_NORM, slice(None), 0x3F80)),
+                  says="is 1 at each"),
+            Fires(("gemma3",), build=tall(put_at(INPUT_NORM, slice(None), 0)),
+                  says="is 1 at each"),
+            Fires(("llama",), build=tall(untrained), severity="info", says="before training"),
+        ),
+        pool="tall",
     ),
 }  # fmt: skip

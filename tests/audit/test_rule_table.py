@@ -18,7 +18,7 @@ from audit_pool import (
     write_directory,
     write_whole,
 )
-from deep_models import deep_of, filled
+from deep_models import deep_of, filled, tall
 from launch_cases import started
 from rule_cases import CASES, Case, Fires
 
@@ -28,6 +28,8 @@ from ullage.audit.subject import Subject
 from ullage.costs.hardware import parse_gpus
 
 LEAST_CLEAR = 10
+READ = ("deep", "tall")
+"""Pools whose tensors are read."""
 FIRING = [
     pytest.param(rule_id, fires, name, id=f"{rule_id}-{number}-{name}")
     for rule_id, case in CASES.items()
@@ -46,7 +48,7 @@ def test_the_mutation_fires(rule_id: str, fires: Fires, name: str, tmp_path: Pat
         pytest.skip(NO_SHARED)
     place = fires.write(tmp_path / name, name)
     model = load(place)
-    deep = deep_of(place) if CASES[rule_id].pool == "deep" else None
+    deep = deep_of(place) if CASES[rule_id].pool in READ else None
     gpus = parse_gpus(fires.gpu) if fires.gpu else None
     rule = find_rule(rule_id)
     launch, deployment = started(fires.launch, fires.deployment, tmp_path)
@@ -77,7 +79,12 @@ def _filled(root: Path) -> tuple[Path, ...]:
     return tuple(filled()(root / name, config_of(name)) for name in own_names())
 
 
-POOLS = {"dressed": _dressed, "whole": _whole, "deep": _filled}
+@cache
+def _tall(root: Path) -> tuple[Path, ...]:
+    return tuple(tall()(root / name, config_of(name)) for name in own_names())
+
+
+POOLS = {"dressed": _dressed, "whole": _whole, "deep": _filled, "tall": _tall}
 
 
 def _pool(case: Case, root: Path) -> list[tuple[str, Subject]]:
@@ -99,7 +106,7 @@ def _pool(case: Case, root: Path) -> list[tuple[str, Subject]]:
 
 
 def _deep(case: Case, root: Path, name: str):
-    return deep_of(root / "deep" / name) if case.pool == "deep" else None
+    return deep_of(root / case.pool / name) if case.pool in READ else None
 
 
 @cache

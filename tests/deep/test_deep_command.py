@@ -16,7 +16,7 @@ from ullage.cli.deep import _draw
 from ullage.cli.main import main
 
 TOOL = Path(__file__).parents[2] / "tools" / "smollm2_path.py"
-WEIGHT_RULES = {f"A15{n}" for n in range(1, 10)}
+WEIGHT_RULES = {f"A{n}" for n in range(151, 161)}
 
 
 def states(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str], dict]:

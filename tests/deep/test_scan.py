@@ -175,6 +175,7 @@ def test_chunks_change_nothing(tmp_path: Path, monkeypatch, chunk_bytes: int) ->
     assert (found.negative, found.zero) == (int((vector < 0).sum()), 0)
     assert (found.least, found.greatest) == (vector.min(), vector.max())
     assert found.mean == pytest.approx(vector.mean(dtype=np.float64))
+    assert found.rms == pytest.approx(np.sqrt(np.square(vector, dtype=np.float64).mean()))
     assert usual.tensors[4].all_zero is True
     assert usual.tensors[3].sum64 == sum64_by_hand(vector.tobytes(), 4096)
 

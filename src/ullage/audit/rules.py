@@ -33,6 +33,7 @@ from ullage.audit import (
     tokenizer,
     weights,
     weights_layers,
+    weights_norms,
 )
 from ullage.audit.rule import Rule
 from ullage.errors import BadUsage
@@ -58,6 +59,7 @@ RULES: tuple[Rule, ...] = tuple(
             *quantized_cuts.RULES,
             *weights.RULES,
             *weights_layers.RULES,
+            *weights_norms.RULES,
             *launch_flags.RULES,
             *launch_limits.RULES,
             *launch_overrides.RULES,

@@ -17,27 +17,32 @@ if TYPE_CHECKING:
     from ullage.deep.readings import DeepScan, TensorReading, VectorReading
 
 HALF = 0.5
-_NORM_WORDS = ("norm", "ln_", "layernorm")
+_NORM_WORDS = ("norm", "ln_", "ln0", "ln1", "ln2")
 
 
-def _norms(scan: DeepScan) -> list[tuple[TensorReading, VectorReading]]:
+def norm_weights(scan: DeepScan) -> list[tuple[TensorReading, VectorReading]]:
     """The weights of norms: vectors of floats whose name says so."""
     return [
         (t, t.vector)
         for t in scan.tensors
         if t.vector is not None
         and t.name.endswith("weight")
-        and any(word in t.name for word in _NORM_WORDS)
+        and any(word in t.name.lower() for word in _NORM_WORDS)
     ]
+
+
+def norm_offset(subject: Subject) -> int:
+    """What is added to a stored norm weight before it multiplies: 1 where norms are x·(1 + w)."""
+    # GGUF conversion adds the one that Gemma's norms leave out.
+    return int(subject.spec.norm.unit_offset and subject.model.files.kind != "gguf")
 
 
 def _norm_weights(subject: Subject) -> Verdict:
     scan = subject.deep
     if scan is None:
         return NOT_ASKED
-    # GGUF conversion adds the one that Gemma's norms leave out.
-    offset = int(subject.spec.norm.unit_offset and subject.model.files.kind != "gguf")
-    norms = _norms(scan)
+    offset = norm_offset(subject)
+    norms = norm_weights(scan)
     served = subject.deployment.dtype or subject.spec.dtype
     facts = [Evidence("norm weights", len(norms), "", SOURCE)]
     if norms:

@@ -59,8 +59,8 @@ class ChunkReading:
     `top` is the pattern of the largest finite magnitude (of blocks: of their scales).
     `column_top` holds each column's largest finite pattern. `row_sums` holds one 64-bit number per
     row of the checksum (equal rows, equal numbers). `row_is_zero` is None where no row is.
-    `vector` is (zeros, negatives, least, greatest, sum, finite count). `scales` is (count, not
-    finite, zero, zero but packed).
+    `vector` is (zeros, negatives, least, greatest, sum, sum of squares, finite count). `scales` is
+    (count, not finite, zero, zero but packed).
     """
 
     row_sums: npt.NDArray[np.uint64]
@@ -73,7 +73,7 @@ class ChunkReading:
     column_top: Patterns | None = None
     hashes: npt.NDArray[np.uint64] | None = None
     row_is_zero: npt.NDArray[np.bool_] | None = None
-    vector: tuple[int, int, float, float, float, int] | None = None
+    vector: tuple[int, int, float, float, float, float, int] | None = None
     scales: tuple[int, int, int, int] | None = None
 
 
@@ -136,12 +136,15 @@ def _look_at_floats(
         values = decode(layout.dtype, patterns)
         if bad is not None:
             values = values[~bad]
+        with np.errstate(over="ignore"):  # float64's largest numbers alone: their square is Inf
+            squares = float(values @ values)
         found.vector = (
             int(np.count_nonzero(values == 0)),
             int(np.count_nonzero(values < 0)),
             float(values.min(initial=np.inf)),
             float(values.max(initial=-np.inf)),
             float(values.sum()),
+            squares,
             values.size,
         )
 

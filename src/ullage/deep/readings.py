@@ -30,7 +30,7 @@ class RowReading:
 class VectorReading:
     """A tensor of one dimension: counts of zero and negative elements, finite least and greatest.
 
-    `mean` is of the finite elements, 0.0 when there is none.
+    `mean` and `rms` (root of the mean square) are of the finite elements.
     """
 
     zero: int
@@ -38,6 +38,7 @@ class VectorReading:
     least: float
     greatest: float
     mean: float
+    rms: float
 
 
 @dataclass(frozen=True, slots=True)

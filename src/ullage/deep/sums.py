@@ -145,7 +145,7 @@ def _top(parts: list[ChunkReading], dtype: str) -> float:
 
 def _vector(parts: list[ChunkReading]) -> VectorReading | None:
     found = [part.vector for part in parts if part.vector is not None]
-    count = sum(item[5] for item in found)
+    count = sum(item[6] for item in found)
     if not count:
         return None
     return VectorReading(
@@ -154,6 +154,7 @@ def _vector(parts: list[ChunkReading]) -> VectorReading | None:
         least=min(item[2] for item in found),
         greatest=max(item[3] for item in found),
         mean=sum(item[4] for item in found) / count,
+        rms=(sum(item[5] for item in found) / count) ** 0.5,
     )
 
 
