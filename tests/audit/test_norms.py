@@ -64,7 +64,7 @@ def test_signs_and_a_small_first_layer_are_usual(tmp_path: Path) -> None:
 
 def test_one_flipped_exponent_bit_is_found(tmp_path: Path) -> None:
     layers = [usual(n).astype(np.float32) for n in range(4)]
-    layers[2].view(np.uint32)[9] ^= 1 << 27  # × 2^16
+    layers[2].view(np.uint32)[9] ^= 1 << 30  # the highest bit of the exponent: × 2^128
     found = judged(tmp_path, SPELLINGS[0], layers)
     assert found.state == "fired" and "layers.2." in found.cause
 
