@@ -35,12 +35,36 @@ MAPPINGS = (
 )
 # Classes whose defaults build no model (a null that arithmetic needs): what a release would say.
 SETTINGS: dict[str, dict[str, Any]] = {
+    "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 8711}},
+    "DeepseekOcr2ForConditionalGeneration": {
+        "text_config": {
+            "num_experts_per_tok": 6,
+            "mlp_layer_types": ["dense" if i == 0 else "sparse" for i in range(32)],
+        }
+    },
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Dots1ForCausalLM": {
         "n_routed_experts": 128,
         "n_shared_experts": 2,
         "first_k_dense_replace": 1,
         "num_experts_per_tok": 6,
+    },
+    "Emu3ForConditionalGeneration": {"vocabulary_map": {"<image>": 151851}},
+    "Gemma4AssistantForCausalLM": {
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 30,
+        }
+    },
+    "EsmForMaskedLM": {
+        "vocab_size": 33,
+        "pad_token_id": 1,
+        "mask_token_id": 32,
+        "position_embedding_type": "rotary",
+        "emb_layer_norm_before": False,
+        "token_dropout": True,
     },
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 128},
@@ -50,6 +74,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "MinistralForCausalLM": {"head_dim": 128},
     "NemotronForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
+    **dict.fromkeys(
+        ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
+        {"text_config": {
+            "indexer_n_heads": 16,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 128,
+            "indexer_budget": 2048,
+            "indexer_compress_ratio": 16,
+        }},
+    ),
 }
 EQUAL, BUILT_NOT = "equal", "not built"
 

@@ -77,7 +77,7 @@ NAMED: list[tuple[str, Change]] = [
             "FSMTForConditionalGeneration TrOCRForCausalLM BigBirdPegasusForConditionalGeneration "
             "BigBirdPegasusForCausalLM CTRLLMHeadModel SeamlessM4TForTextToText "
             "SeamlessM4Tv2ForTextToText T5EncoderModel UMT5EncoderModel"
-        ).split()
+        ).split()  # noqa: SIM905
     ),
     ("BigBirdForMaskedLM", {"use_bias": False, "attention_type": "original_full"}),
     ("LukeForMaskedLM", {"entity_emb_size": 768}),
@@ -162,7 +162,7 @@ def test_approximated_attention_brackets_the_work_and_nothing_else() -> None:
 
 def test_what_a_row_does_not_describe_is_refused_by_name() -> None:
     config, _ = built("SeamlessM4TForTextToText")
-    with pytest.raises(BadInput, match="architectures: .*SeamlessM4TForSpeechToText"):
+    with pytest.raises(BadInput, match=r"architectures: .*SeamlessM4TForSpeechToText"):
         read_config({**config, "architectures": ["SeamlessM4TForSpeechToText"]}, file="f")
     config, _ = built("Speech2TextForConditionalGeneration")
     with pytest.raises(BadInput, match="num_conv_layers: 3"):

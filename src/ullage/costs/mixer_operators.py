@@ -82,15 +82,18 @@ def _attention(a: Attention, hidden: int, step: Step, ranks: int) -> Iterator[Op
 
 
 def cross_attention_operators(
-    a: Attention, hidden: int, step: Step, ranks: int
+    a: Attention, hidden: int, encoded_width: int, step: Step, ranks: int
 ) -> Iterator[Operator]:
-    """K and V of the encoder's tokens are made in the prefill and read in every step after."""
+    """K and V of the encoder's tokens are made in the prefill and read in every step after.
+
+    The encoder's states are `encoded_width` wide.
+    """
     n, heads, kv_heads = step.num_tokens, share(a.num_heads, ranks), share(a.num_kv_heads, ranks)
     yield matmul("cross.q", n, hidden, heads * a.head_dim, "projection")
     encoded = step.num_seqs * step.encoder_tokens
     if step.context == 0 and encoded:
         width = kv_heads * (a.head_dim + a.v_head_dim)
-        yield matmul("cross.kv", encoded, hidden, width, "projection")
+        yield matmul("cross.kv", encoded, encoded_width, width, "projection")
     yield Operator(
         "cross.attention",
         "attention",

@@ -58,6 +58,7 @@ def step_operators(
 def encoder_operators(spec: ModelSpec, step: Step, parallel: Parallel) -> list[Operator]:
     """The encoder of an encoder-decoder over `step.encoder_tokens` tokens of each sequence."""
     encode = Step(step.num_seqs, step.encoder_tokens)
+    spec = replace(spec, hidden_size=spec.encoder_hidden_size or spec.hidden_size)
     return [
         replace(operator, name=f"encoder.{operator.name}")
         for layer in spec.encoder_layers
@@ -72,7 +73,10 @@ def layer_operators(
     hidden = spec.hidden_size
     operators = list(mixer_operators(layer.mixer, hidden, step, parallel.tensor))
     if layer.cross_attention is not None:
-        operators += cross_attention_operators(layer.cross_attention, hidden, step, parallel.tensor)
+        encoded = spec.encoder_hidden_size or hidden
+        operators += cross_attention_operators(
+            layer.cross_attention, hidden, encoded, step, parallel.tensor
+        )
     if layer.parallel_dense is not None:
         operators += _dense("parallel_mlp", layer.parallel_dense, hidden, step, parallel.tensor)
     operators += _feed_forward(layer.feed_forward, hidden, step, parallel)

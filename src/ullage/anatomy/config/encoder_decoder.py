@@ -73,9 +73,7 @@ def _layers(
     )
 
 
-def _feed_forwards(
-    text: Section, family: Family, side: str, n: int, dense: Dense, first: int
-) -> list[FeedForward]:
+def _feed_forwards(text: Section, side: str, n: int, dense: Dense, first: int) -> list[FeedForward]:
     """A stack's feed-forwards: experts in every so many layers where the configuration has any.
 
     `first`: which of those is the first, counted from 0 (Switch: the second layer of a period,
@@ -119,8 +117,8 @@ def _t5(text: Section, family: Family) -> Stacks:
     # T5 has no longest length; n_positions is what it was trained at.
     longest = text.optional_integer("n_positions") or 0
     return Stacks(
-        encoder=_layers(_feed_forwards(text, family, "encoder", n, dense, 1), encoder, None),
-        decoder=_layers(_feed_forwards(text, family, "decoder", m, dense, 1), decoder, cross),
+        encoder=_layers(_feed_forwards(text, "encoder", n, dense, 1), encoder, None),
+        decoder=_layers(_feed_forwards(text, "decoder", m, dense, 1), decoder, cross),
         encoder_positions=positions,
         decoder_positions=positions,
         max_positions=longest,
@@ -152,7 +150,7 @@ def _bart(text: Section, family: Family) -> Stacks:
         cross = replace(attention, causal=False, rope=None) if side == "decoder" else None
         gated = side == "decoder" and family.gated is True
         dense = Dense(width, act, gated=gated, bias=family.mlp_bias is True)
-        parts = _feed_forwards(text, family, side, n, dense, -1)
+        parts = _feed_forwards(text, side, n, dense, -1)
         stacks[side] = _layers(parts, attention, cross)
     text.ignore("num_hidden_layers", "scale_embedding", "encoder_layerdrop", "decoder_layerdrop")
     if len(sides) == 1:
@@ -179,7 +177,7 @@ def _table(family: Family, rows: int) -> Positions:
 
 
 def _encoder_section(outer: Section, key: str) -> Section | None:
-    """The encoder's configuration with its class's defaults behind it; the class's own if absent."""
+    """The encoder's configuration over its class's defaults, which stand alone if it is absent."""
     root = class_defaults(str(outer.values.get("model_type")))
     stated = outer.values.get(key)
     named = stated.get("model_type") if isinstance(stated, Mapping) else None

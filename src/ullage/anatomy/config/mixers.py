@@ -6,8 +6,6 @@ recurrent state are `recurrent.py`.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from ullage.anatomy.config.keys import Section, Widens
 from ullage.anatomy.config.positions import read_rope, uses_alibi
 from ullage.anatomy.families.family import Fact, Family, QkNorm

@@ -7,19 +7,17 @@ Composition only; the parts are read by `layer_kinds`, `mixers`, `feed_forward`,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from ullage.anatomy.config.defaults import ClassDefaults, class_defaults
 from ullage.anatomy.config.encoder_decoder import read_stacks
+from ullage.anatomy.config.found import Found, find_text
+from ullage.anatomy.config.heads import has_lm_head, is_encoder_alone, judges_of
 from ullage.anatomy.config.keys import Mode, Reading, Section, show
 from ullage.anatomy.config.layers import read_layers, read_mtp
 from ullage.anatomy.config.mixers import MAX_WIDTH, fact, maybe_size
 from ullage.anatomy.config.positions import read_disentangled, read_positions
-from ullage.anatomy.config.spellings import TEXT_KEYS
 from ullage.anatomy.families.family import Family
-from ullage.anatomy.families.table import UNSUPPORTED, family_of
-from ullage.anatomy.naming.names import naming_for
+from ullage.anatomy.families.table import UNSUPPORTED
 from ullage.anatomy.quantization.read import doubt_of, read_quantization
 from ullage.anatomy.spec import Anatomy, ModelSpec, Norm, Quantization
 from ullage.anatomy.towers.read import read_towers
@@ -63,92 +61,6 @@ def read_config(
     return Anatomy(spec, low, high, sources, unread)
 
 
-@dataclass(slots=True)
-class _Found:
-    """The language model's section inside a configuration, and the sections around it."""
-
-    text: Section
-    around: list[Section]
-    model_type: str
-    architecture: str
-    family: Family
-
-
-def _architecture(config: Mapping[str, object], reading: Reading) -> str:
-    value = config.get("architectures")
-    if value is None or value == []:
-        return ""
-    if not isinstance(value, list | tuple) or not isinstance(value[0], str):
-        raise reading.error(
-            f"found {show(value)}", field="architectures", expected="a list of class names"
-        )
-    return value[0][:200]
-
-
-def _section(
-    values: Mapping[str, object], reading: Reading, path: str, known: ClassDefaults | None
-) -> Section:
-    if known is None:
-        return Section(values, reading, path)
-    return Section(values, reading, path, known.defaults, known.label)
-
-
-def _model_type(values: Mapping[str, object], reading: Reading, path: str) -> str:
-    value = values.get("model_type")
-    if value is None:
-        return ""
-    if not isinstance(value, str) or len(value) > 200:
-        raise reading.error(
-            f"found {show(value)}", field=path + "model_type", expected="a short string"
-        )
-    return value
-
-
-def _find_text(config: Mapping[str, object], reading: Reading) -> _Found:
-    """Walk down to the language model, remembering the sections passed."""
-    values, path = config, ""
-    model_type = _model_type(values, reading, path)
-    architecture = _architecture(config, reading)
-    around: list[Section] = []
-    for _ in range(4):
-        known = class_defaults(model_type)
-        nested = dict(known.nested) if known else {}
-        decoder_key = family_of(model_type, "").decoder_key
-        keys = TEXT_KEYS if decoder_key is None else (*TEXT_KEYS, decoder_key)
-        key = next((k for k in keys if isinstance(values.get(k), Mapping)), None)
-        if key is None:
-            key = next((k for k in keys if k in nested and k not in values), None)
-            if key is None or "hidden_size" in values:
-                break
-        section = _section(values, reading, path, known)
-        section.ignore("model_type", key)
-        around.append(section)
-        inner = values.get(key)
-        values = inner if isinstance(inner, Mapping) else {}
-        path += key + "."
-        inner_type = _model_type(values, reading, path)
-        if not inner_type or (not class_defaults(inner_type) and inner_type == model_type):
-            inner_type = inner_type or nested.get(key, model_type)
-        inner_architecture = _architecture(values, reading)
-        model_type = inner_type
-        architecture = architecture or inner_architecture
-        if inner_architecture and family_of(model_type, "").name == "generic":
-            architecture = inner_architecture
-    family = family_of(model_type, architecture)
-    known = (
-        class_defaults(model_type)
-        or class_defaults(family.base or "")
-        or class_defaults(family.name)
-    )
-    if known is not None and "text_config" in known.nested:
-        known = class_defaults(known.nested["text_config"]) or known
-    text = _section(values, reading, path, known)
-    if family.extra:
-        text.defaults = {**family.extra, **text.defaults}
-    text.ignore("model_type", "architectures")
-    return _Found(text, around, model_type or "unknown", architecture, family)
-
-
 def _read(
     config: Mapping[str, object],
     file: str,
@@ -156,7 +68,7 @@ def _read(
     side_file: Mapping[str, object] | None,
 ) -> tuple[ModelSpec, Reading, tuple[str, ...]]:
     reading = Reading(file, mode)
-    found = _find_text(config, reading)
+    found = find_text(config, reading)
     text, family = found.text, found.family
     if found.model_type in UNSUPPORTED and family.name == "generic":
         raise UnsupportedModel(
@@ -177,7 +89,7 @@ def _read(
     if stacks is not None and (family.decoder_alone or found.architecture.endswith("ForCausalLM")):
         stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
     kind = family.kind
-    if stacks is not None and _is_encoder_alone(found):
+    if stacks is not None and is_encoder_alone(found):
         kind = "encoder"
         stacks = replace(
             stacks,
@@ -195,7 +107,7 @@ def _read(
     else:
         layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
         positions = stacks.decoder_positions
-    judges, num_labels = _judges(found)
+    judges, num_labels = judges_of(found)
     spec = ModelSpec(
         model_type=found.model_type,
         architecture=found.architecture,
@@ -224,7 +136,7 @@ def _read(
             and bool(maybe_size(text, family.embedding_norm_if))
         ),
         embedding_scale=_embedding_scale(text, family, hidden_size),
-        lm_head=_has_lm_head(found),
+        lm_head=has_lm_head(found),
         judges=judges,
         num_labels=num_labels,
         lm_head_bias=fact(
@@ -247,7 +159,7 @@ def _read(
     return spec, reading, tuple(unread)
 
 
-def _check_row(found: _Found) -> None:
+def _check_row(found: Found) -> None:
     """Raise where the family's row holds for other values or another class only."""
     text, family = found.text, found.family
     for key, wanted in family.requires.items():
@@ -340,7 +252,7 @@ def _family_sizes(text: Section, family: Family, hidden_size: int) -> tuple[tupl
     return tuple(sizes)
 
 
-def _outer_sizes(found: _Found) -> tuple[tuple[str, int], ...]:
+def _outer_sizes(found: Found) -> tuple[tuple[str, int], ...]:
     """Sizes that lie around the language model's section, 0 where a wrapper has no such key."""
     sizes = []
     for key in found.family.outer_sizes:
@@ -385,91 +297,6 @@ def _per_layer_input(text: Section) -> tuple[int, int] | None:
     return text.integer("vocab_size_per_layer_input", maximum=MAX_VOCAB), width
 
 
-_MASKED_HEADS = ("ForMaskedLM", "ForCausalLM", "LMHead", "ForPreTraining")
-# Classes of encoder-decoders that have the encoder alone.
-_ENCODERS_ALONE = ("EncoderModel", "ForTokenClassification")
-_NO_HEAD = ("EncoderModel", "ForMultipleChoice")
-_JUDGES: dict[str, Literal["sequence", "token", "question", "reward"]] = {
-    "ForSequenceClassification": "sequence",
-    "ForTokenClassification": "token",
-    "ForQuestionAnswering": "question",
-    "ForRewardModel": "reward",
-    "ForProcessRewardModel": "reward",
-}
-# Reward models give one number, those that judge every step two (vLLM 0.32 qwen2_rm.py).
-_REWARD_LABELS = {"ForRewardModel": 1, "ForProcessRewardModel": 2}
-
-
-def _is_encoder_alone(found: _Found) -> bool:
-    """Whether the class of an encoder-decoder's checkpoint has no decoder."""
-    family = found.family
-    if family.kind != "encoder-decoder" or family.encoder_key is not None:
-        return False
-    return found.architecture.endswith(_ENCODERS_ALONE)
-
-
-def _judges(found: _Found) -> tuple[Literal["sequence", "token", "question", "reward"] | None, int]:
-    """What a classifying head looks at, and how many outputs it has; (None, 0) without one.
-
-    A class whose head is not known counts as one with an output head at most.
-    """
-    name, text = found.architecture, found.text
-    ending = next((end for end in _JUDGES if name.endswith(end)), None)
-    if ending is None:
-        return None, 0
-    task = _JUDGES[ending]
-    naming = naming_for(name, found.model_type, found.family.name)
-    if _is_encoder_alone(found) and naming.encoder:
-        naming = naming_for(naming.encoder)
-    if all(extra.scope != task for extra in naming.judges):
-        return None, 0
-    if ending in _REWARD_LABELS:
-        return task, _REWARD_LABELS[ending]
-    for section in (*found.around, text):  # the outermost counts, as in transformers
-        words = section.values.get("id2label")
-        if isinstance(words, Mapping) and words:
-            text.reading.source("num_labels", len(words), f"config: {section.path}id2label")
-            return task, len(words)
-        for key in ("num_labels", "_num_labels"):
-            if section.has(key):
-                return task, section.integer(key, maximum=MAX_WIDTH)
-    text.reading.source("num_labels", 2, "default: two labels")
-    return task, 2
-
-
-def _has_lm_head(found: _Found) -> bool:
-    """Whether the checkpoint's class has an output head; a bare …Model has none."""
-    name, family = found.architecture, found.family
-    if name.endswith(tuple(_JUDGES)):
-        if _judges(found)[0] is not None:
-            return False
-        return found.text.reading.decide(
-            "architectures",
-            f"{name}, whose head is not known",
-            likely=False,
-            low=False,
-            high=True,
-            widens=("weights",),
-        )
-    if name.endswith(_NO_HEAD):
-        return False
-    if family.masked_lm:
-        if not name:
-            return found.text.reading.decide(
-                "architectures",
-                "absent, so whether there is an output head is not said",
-                likely=False,
-                low=False,
-                high=True,
-                widens=("weights",),
-            )
-        return any(word in name for word in _MASKED_HEADS)
-    bare = name.endswith("Model") and not any(
-        word in name for word in ("LMHead", "ChatGLM", "MTModel")
-    )
-    return not (bare and not found.around)
-
-
 def _norm(text: Section, family: Family) -> Norm:
     place = family.place
     if text.knows("do_layer_norm_before") and not text.boolean("do_layer_norm_before", True):
@@ -504,7 +331,7 @@ def _norm_has_weights(text: Section) -> bool:
     return text.boolean("layer_norm_elementwise_affine", True, why="default: true")
 
 
-def _tied(found: _Found) -> bool:
+def _tied(found: Found) -> bool:
     """tie_word_embeddings; the outermost value wins, as in transformers."""
     for section in (*found.around, found.text):
         if section.has("tie_word_embeddings"):
@@ -525,7 +352,7 @@ def _tied(found: _Found) -> bool:
     return found.text.boolean("tie_word_embeddings", False, why="default: false")
 
 
-def _dtype(found: _Found) -> str:
+def _dtype(found: Found) -> str:
     for section in (found.text, *reversed(found.around)):
         if section.has("dtype"):
             name = section.text("dtype").removeprefix("torch.")
@@ -551,7 +378,7 @@ def _dtype(found: _Found) -> str:
 
 def _quantization(
     config: Mapping[str, object],
-    found: _Found,
+    found: Found,
     side_file: Mapping[str, object] | None,
     file: str,
 ) -> Quantization | None:

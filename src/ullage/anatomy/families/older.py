@@ -59,13 +59,13 @@ _SEAMLESS_SPEECH = (
     "rotary_embedding_base sampling_rate speech_encoder_attention_heads "
     "speech_encoder_chunk_size speech_encoder_hidden_act speech_encoder_intermediate_size "
     "speech_encoder_layerdrop speech_encoder_layers speech_encoder_left_chunk_num spkr_embed_dim "
-    "t2u_decoder_attention_heads t2u_decoder_ffn_dim t2u_decoder_layers t2u_encoder_attention_heads "
-    "t2u_encoder_ffn_dim t2u_encoder_layers t2u_max_new_tokens t2u_max_position_embeddings "
+    "t2u_decoder_attention_heads t2u_decoder_ffn_dim t2u_decoder_layers "
+    "t2u_encoder_attention_heads t2u_encoder_ffn_dim t2u_encoder_layers t2u_max_new_tokens t2u_max_position_embeddings "
     "t2u_variance_pred_dropout t2u_variance_predictor_embed_dim t2u_variance_predictor_hidden_dim "
     "t2u_variance_predictor_kernel_size t2u_vocab_size unit_embed_dim unit_hifi_gan_vocab_size "
     "upsample_initial_channel upsample_kernel_sizes upsample_rates var_pred_dropout "
     "variance_predictor_kernel_size vocoder_num_langs vocoder_num_spkrs vocoder_offset"
-).split()
+).split()  # noqa: SIM905
 
 OLDER_ROWS: tuple[Family, ...] = (
     Family(

@@ -24,10 +24,14 @@ def _table(path: str, rows: int | str, columns: int | str) -> Extra:
 
 ENCODER_ROWS: dict[str, Row] = {
     "cls_head": Row("bert_names", extras=_CLS),
-    "big_bird": Row("cls_head", extras=(
+    "big_bird": Row(
+        "cls_head",
+        extras=(
             *linear("head", "{root}.pooler", "H", "H", "lm_head"),
             *linear("bare", "{root}.pooler", "H", "H", "lm_head"),
-        ), judges=heads.BIG_BIRD),
+        ),
+        judges=heads.BIG_BIRD,
+    ),
     "layoutlm": Row(
         "cls_head",
         {"root": "layoutlm"},
@@ -37,15 +41,23 @@ ENCODER_ROWS: dict[str, Row] = {
                 _table(f"{_TABLES}{side}_position_embeddings", "max_2d_position_embeddings", "H")
                 for side in "xyhw"
             ),
-        ), judges=heads.CLASSIFIED),
+        ),
+        judges=heads.CLASSIFIED,
+    ),
     "nystromformer": Row(
         "cls_head",
         {"root": "nystromformer"},
-        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_kernel_size", 1), "conv"),), judges=heads.DENSE),
+        extras=(
+            Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_kernel_size", 1), "conv"),
+        ),
+        judges=heads.DENSE,
+    ),
     "yoso": Row(
         "cls_head",
         {"root": "yoso"},
-        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_window", 1), "conv"),), judges=heads.DENSE),
+        extras=(Extra("layer", f"{_SELF}conv.weight", ("heads", 1, "conv_window", 1), "conv"),),
+        judges=heads.DENSE,
+    ),
     "mra": Row(
         "cls_head",
         {"root": "mra"},
@@ -57,13 +69,17 @@ ENCODER_ROWS: dict[str, Row] = {
                 "position",
                 dtype="int64",
             ),
-        ), judges=heads.DENSE),
+        ),
+        judges=heads.DENSE,
+    ),
     "roc_bert": Row(
         "cls_head",
         {"root": "roc_bert"},
         extras=(
             _table(
-                f"{_TABLES}pronunciation_embed", "pronunciation_vocab_size", "pronunciation_embed_dim"
+                f"{_TABLES}pronunciation_embed",
+                "pronunciation_vocab_size",
+                "pronunciation_embed_dim",
             ),
             _table(f"{_TABLES}shape_embed", "shape_vocab_size", "shape_embed_dim"),
             Extra(
@@ -77,7 +93,9 @@ ENCODER_ROWS: dict[str, Row] = {
                 linear=True,
             ),
             Extra("model", f"{_TABLES}map_inputs_layer.bias", ("H*concat_input",), "bias"),
-        ), judges=heads.POOLED),
+        ),
+        judges=heads.POOLED,
+    ),
     "roformer": Row(
         "bert_names",
         {"root": "roformer", "project_in": "{root}.embeddings_project"},
@@ -90,7 +108,9 @@ ENCODER_ROWS: dict[str, Row] = {
                 "max_position_embeddings",
                 "H/num_attention_heads",
             ),
-        ), judges=heads.DENSE),
+        ),
+        judges=heads.DENSE,
+    ),
     "rembert": Row(
         "bert_names",
         {"root": "rembert", "project_in": "{root}.encoder.embedding_hidden_mapping_in"},
@@ -102,7 +122,9 @@ ENCODER_ROWS: dict[str, Row] = {
                 "head", "cls.predictions.decoder.weight", ("V", "output_embedding_size"), "lm_head"
             ),
             Extra("head", "cls.predictions.decoder.bias", ("V",), "bias"),
-        ), judges=heads.POOLED),
+        ),
+        judges=heads.POOLED,
+    ),
     "fnet": Row(
         "cls_head",
         {"root": "fnet"},
@@ -110,10 +132,15 @@ ENCODER_ROWS: dict[str, Row] = {
             *KEPT_POOLER,
             *linear("model", f"{_TABLES}projection", "H", "H", "embed"),
             *layer_norm("layer", "fourier.output.LayerNorm", "H"),
-        ), judges=heads.CLASSIFIED),
+        ),
+        judges=heads.CLASSIFIED,
+    ),
     "roberta_names": Row(
-        paths=BERT | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
-        extras=mlm_head("lm_head.", "layer_norm"), judges=heads.DENSE),
+        paths=BERT
+        | {"root": "roberta", "lm_head": "lm_head.decoder", "lm_head_bias": "lm_head.bias"},
+        extras=mlm_head("lm_head.", "layer_norm"),
+        judges=heads.DENSE,
+    ),
     "longformer": Row(
         "roberta",
         {"root": "longformer"},
@@ -121,7 +148,9 @@ ENCODER_ROWS: dict[str, Row] = {
             extra
             for leaf, role in (("query", "q"), ("key", "k"), ("value", "v"))
             for extra in linear("layer", f"{_SELF}{leaf}_global", "H", "H", role)
-        ), judges=heads.DENSE),
+        ),
+        judges=heads.DENSE,
+    ),
     "luke": Row(
         "roberta_names",
         {"root": "luke"},
@@ -154,14 +183,21 @@ ENCODER_ROWS: dict[str, Row] = {
             ),
             Extra("head", "lm_head.decoder.weight", ("V", "H"), "lm_head"),
             Extra("head", "lm_head.decoder.bias", ("V",), "bias"),
-            *linear("head", "entity_predictions.transform.dense", "entity_emb_size", "H", "lm_head"),
+            *linear(
+                "head", "entity_predictions.transform.dense", "entity_emb_size", "H", "lm_head"
+            ),
             *layer_norm("head", "entity_predictions.transform.LayerNorm", "entity_emb_size"),
             Extra("head", "entity_predictions.bias", ("entity_vocab_size",), "bias"),
-        ), judges=heads.POOLED),
+        ),
+        judges=heads.POOLED,
+    ),
     "xmod": Row(
         "roberta_names",
-        {"pre1": "attention.output.LayerNorm", "pre2": "output.LayerNorm",
-         "final_norm": "{root}.encoder.LayerNorm"},
+        {
+            "pre1": "attention.output.LayerNorm",
+            "pre2": "output.LayerNorm",
+            "final_norm": "{root}.encoder.LayerNorm",
+        },
         unnamed=True,
         extras=(
             *POOLER,
@@ -195,10 +231,23 @@ ENCODER_ROWS: dict[str, Row] = {
             "final_norm": "{root}.encoder.emb_layer_norm_after",
         },
         extras=(
-            Extra("model", "{root}.contact_head.regression.weight", (1, "num_hidden_layers*num_attention_heads"), "lm_head", True),
+            Extra(
+                "model",
+                "{root}.contact_head.regression.weight",
+                (1, "num_hidden_layers*num_attention_heads"),
+                "lm_head",
+                True,
+            ),
             Extra("model", "{root}.contact_head.regression.bias", (1,), "bias"),
-            Extra("model", "{root}.rotary_embeddings.inv_freq", ("H*position_embedding_type=rotary/num_attention_heads/2",), "position"),
-        ), judges=heads.DENSE),
+            Extra(
+                "model",
+                "{root}.rotary_embeddings.inv_freq",
+                ("H*position_embedding_type=rotary/num_attention_heads/2",),
+                "position",
+            ),
+        ),
+        judges=heads.DENSE,
+    ),
     "esmc": Row(
         paths={"root": "esmc", "lm_head": "lm_head.decoder"},
         # of its norms only the layers' and the head's have biases
@@ -206,11 +255,15 @@ ENCODER_ROWS: dict[str, Row] = {
             *mlm_head("lm_head.", "layer_norm"),
             Extra("layer", "input_layernorm.bias", ("H",)),
             Extra("layer", "post_attention_layernorm.bias", ("H",)),
-        ), judges=heads.ESMC),
+        ),
+        judges=heads.ESMC,
+    ),
     "ultrabert": Row(
         paths={"root": "ultrabert", "lm_head": "cls"},
         extras=(
             *linear("head", "head.linear1", "prediction_head_size", "H", "lm_head", bias=False),
             *linear("head", "head.linear2", "H", "prediction_head_size", "lm_head", bias=False),
-        ), judges=heads.CLASSIFIED),
-}  # fmt: skip
+        ),
+        judges=heads.CLASSIFIED,
+    ),
+}

@@ -432,6 +432,12 @@ RECENT_NAMES: dict[str, Row] = {
             )
         ),
     ),
+    "florence2": Row(
+        "bart_plain",
+        {"root": "model.language_model.decoder", "embed": "model.language_model.shared"},
+        encoder="florence2_encoder",
+    ),
+    "florence2_encoder": Row("bart_encoder", {"root": "model.language_model.encoder"}),
     # a draft that reads its target's states and cache
     "gemma4_assistant": Row(
         "gemma4_text",
@@ -572,6 +578,7 @@ RECENT_ALIASES: dict[str, str] = {
     "gemma4_unified_text": "gemma4_text",
     "Gemma4UnifiedForConditionalGeneration": "gemma4",
     "unlimited_ocr_text": "deepseek_v2",
+    "Florence2ForConditionalGeneration": "florence2",
     "Gemma4AssistantForCausalLM": "gemma4_assistant",
     "Gemma4UnifiedAssistantForCausalLM": "gemma4_assistant",
     "Glm5NextForConditionalGeneration": "glm5_next",

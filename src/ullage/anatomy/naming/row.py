@@ -84,7 +84,8 @@ class Row:
     `towers_whole`: vLLM takes the towers from transformers and cuts none of them. `mtp` is the
     path of a multi-token-prediction layer, None when it is not known; `mtp_from_end` counts
     those layers on from the last decoder layer. `own_head`: the extras of scope `head` are all of
-    the output head. `judges`: the heads of classifiers, `heads.py`. `unnamed`: some names depend on words of the configuration, so none are predicted.
+    the output head. `judges`: the heads of classifiers, `heads.py`. `unnamed`: some
+    names depend on words of the configuration, so none are predicted.
     """
 
     base: str | None = "llama"
