@@ -415,6 +415,33 @@ def _transcribe_timestamps(section: Section, _: int) -> TowerSize:
     return TowerSize(depth, hidden, heads, width, total)
 
 
+def _protein(section: Section, _: int) -> TowerSize:
+    """Evolla's protein encoder; it stores the frequencies of its rotation."""
+    depth, hidden, heads, width = _plain(section)
+    rows = section.integer("vocab_size", maximum=MAX_WIDTH)
+    before = section.boolean("emb_layer_norm_before", False, why="default: false")
+    kind = section.text("position_embedding_type", "rotary", why="default: rotary")
+    if hidden % (2 * heads):
+        raise section.error("num_attention_heads", heads, f"a divisor of {hidden // 2}")
+    positions = hidden // heads // 2
+    if kind != "rotary":
+        positions = section.integer("max_position_embeddings", maximum=MAX_WIDTH) * hidden
+    section.ignore("mask_token_id", "max_position_embeddings", "rope_theta", "token_dropout")
+    total = depth * biased_layer(hidden, width) + rows * hidden + positions
+    return TowerSize(depth, hidden, heads, width, total + (4 if before else 2) * hidden)
+
+
+def _evolla(root: Section, hidden: int, text: int) -> int:
+    """Latents that attend to the protein, then a projection and a norm."""
+    inner = root.integer("resampler_dim_head", maximum=MAX_WIDTH)
+    inner *= root.integer("resampler_heads", maximum=1 << 12)
+    depth = root.integer("resampler_depth", maximum=MAX_DEPTH)
+    wide = root.integer("resampler_ff_mult", maximum=64) * hidden
+    layer = 4 * hidden * inner + 2 * hidden * wide + 6 * hidden
+    total = root.integer("resampler_num_latents", maximum=MAX_WIDTH) * hidden
+    return total + depth * layer + linear(hidden, text) + 2 * text
+
+
 RECENT_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
     "muse_spark_audio": _muse_audio,
     "glm5_next_vision": _glm5_next,
@@ -437,9 +464,11 @@ RECENT_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
     "muse_glimmer_vision": _muse_vision,
     "muse_spark_vision": _muse_vision,
     "lfm3_vl_vision": _lfm3_vl,
+    "evolla ": _protein,  # its configuration names no type of its own
 }
 RECENT_PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "muse_glimmer": _muse_projector,
     "muse_spark": _muse_projector,
     "lfm3_vl": _lfm3_projector,
+    "evolla": _evolla,
 }
