@@ -6,6 +6,7 @@ the metadata as llama.cpp's converter does, and expects the spec of the original
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from gguf_cases import CASES, gguf_tensors, written_metadata
 
 from ullage.anatomy import load, read_config
 from ullage.anatomy.compare import compare
-from ullage.anatomy.gguf.config import config_from_gguf, weight_scheme
+from ullage.anatomy.gguf.config import config_from_gguf
 from ullage.anatomy.gguf.header import read_gguf
 from ullage.anatomy.gguf.rope import llama3_table
+from ullage.anatomy.gguf.stored_types import weight_scheme
 from ullage.anatomy.gguf.types import GGML_BLOCKS
-from ullage.costs.weights import stored_bytes
+from ullage.costs.weights import stored_bytes, weight_bytes
 from ullage.errors import BadInput, MalformedCheckpoint, UnsupportedModel
 
 
@@ -128,19 +130,95 @@ def test_a_scheme_adds_up_to_the_block(ggml_type: str) -> None:
     assert 0 < scheme.bits <= 64
 
 
-@pytest.mark.parametrize("name", ["llama", "llama: Mixtral", "qwen3", "qwen3moe", "gemma3"])
-def test_a_quantised_file_weighs_what_it_stores(tmp_path: Path, name: str) -> None:
-    case, architecture = CASES[name], name.partition(":")[0]
+def mixed_types(
+    tensors: dict[str, tuple[str, tuple[int, ...]]],
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """As llama.cpp stores a model: vectors in F32, matrices in several types, a few in F16."""
+    wide = ["Q8_0", "Q4_1", "F16"]
+
+    def kind(name: str, shape: tuple[int, ...]) -> str:
+        if len(shape) < 2 or shape[-1] % 32:
+            return "F32"
+        # Gate and up are one tensor to some families and two to GGUF; quantisers treat them alike.
+        return wide[sum(name.replace("ffn_gate_exps", "ffn_up_exps").encode()) % 3]
+
+    return {name: (kind(name, shape), shape) for name, (_, shape) in tensors.items()}
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "with config.json"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_quantised_file_weighs_what_it_stores(tmp_path: Path, name: str, beside: bool) -> None:
+    case, architecture = CASES[name], name.partition(":")[0].partition(",")[0]
     spec = read_config(case.config, file="config.json").spec
-    tensors = {
-        key: ("Q8_0" if len(shape) > 1 and shape[-1] % 32 == 0 else "F32", shape)
-        for key, (_, shape) in gguf_tensors(architecture, spec).items()
-    }
+    tensors = mixed_types(gguf_tensors(architecture, spec))
     file = tmp_path / "m.gguf"
     file.write_bytes(GgufBuilder().file(written_metadata(architecture, case), tensors))
+    if beside:  # what config.json says of dtype and quantisation is not how the file is stored
+        quantised = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+        said = case.config | {"torch_dtype": "float32", "quantization_config": quantised}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+    model = load(tmp_path if beside else file)
+    assert model.checkpoint is not None
+    found = model.anatomy
+    assert found.spec.quantization is not None and found.spec.quantization.method == "gguf"
+    assert found.low == found.high == found.spec and not found.spec.unknowns
+    pooler = 2 * (64 * 64 + 64) if name == "bert" else 0  # its converter leaves it out
+    assert stored_bytes(found.spec).with_mtp == model.checkpoint.num_bytes + pooler
+
+
+def test_a_bias_is_stored_apart_from_its_matrix(tmp_path: Path) -> None:
+    biases = {
+        f"blk.{layer}.attn_{part}.bias": ("F32", (rows,))
+        for layer in range(2)
+        for part, rows in (("q", 64), ("k", 32), ("v", 32), ("output", 64))
+    }
+    file = tmp_path / "m.gguf"
+    file.write_bytes(llama_gguf(extra_tensors=biases))
     model = load(file)
     assert model.checkpoint is not None
     assert stored_bytes(model.anatomy.spec).total == model.checkpoint.num_bytes
+
+
+def config_beside(file: Path) -> None:
+    """config.json of the same model beside a GGUF file, as its publisher wrote it."""
+    said = dict(load(file).files.config or {}) | {"torch_dtype": "bfloat16"}
+    (file.parent / "config.json").write_text(json.dumps(said))
+
+
+def test_tensors_without_a_type_make_a_range(tmp_path: Path) -> None:
+    """A part that is not there: from the narrowest to the widest type that there is."""
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(llama_gguf())
+    config_beside(whole)
+    whole_bytes = stored_bytes(load(whole).anatomy.spec).total
+    whole.rename(tmp_path / "m-00001-of-00002.gguf")
+    model = load(tmp_path)
+    assert model.checkpoint is not None and len(model.checkpoint.missing_files) == 1
+    assert stored_bytes(model.anatomy.spec).total == whole_bytes  # all of it lay in the first part
+
+    (tmp_path / "m-00001-of-00002.gguf").write_bytes(llama_gguf(num_layers=1))
+    found = load(tmp_path).anatomy
+    (unknown,) = found.spec.unknowns
+    assert "model.layers.1." in unknown.found and unknown.widens == ("weights",)
+    low, high = stored_bytes(found.low).total, stored_bytes(found.high).total
+    assert low < whole_bytes < high
+    first = tmp_path / "first" / "m.gguf"
+    first.parent.mkdir()
+    first.write_bytes(llama_gguf(num_layers=1))
+    second = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64
+    assert high == stored_bytes(load(first).anatomy.spec).total + 8 * second  # F64
+
+
+def test_names_that_are_not_known_make_a_range(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(llama_gguf())
+    config_beside(file)
+    file.write_bytes(llama_gguf(extra={"general.architecture": ("string", "nobody")}))
+    found = load(tmp_path).anatomy
+    assert found.spec.unknowns[0].widens == ("weights",)
+    index = load(tmp_path).checkpoint
+    assert index is not None
+    assert stored_bytes(found.low).total < index.num_bytes < stored_bytes(found.high).total
 
 
 def test_the_real_model_is_smollm2() -> None:
@@ -154,6 +232,7 @@ def test_the_real_model_is_smollm2() -> None:
     assert comparison.agrees
     assert comparison.num_parameters == 134_515_008  # SmolLM2-135M, tied
     assert stored_bytes(spec).total == model.checkpoint.num_bytes
+    assert weight_bytes(spec).total == model.checkpoint.num_bytes
 
 
 def test_transformers_reads_the_same_configuration() -> None:

@@ -153,7 +153,13 @@ def load(path: str | os.PathLike[str]) -> Model:
     if files.config is None:
         return _load_headers(files)
     anatomy = read_config(files.config, file=files.config_file, quant_side_file=files.quant_side)
-    return Model(files, anatomy, _checkpoint(files))
+    index = _checkpoint(files)
+    if index is not None and index.format == "gguf":
+        # config.json knows nothing of how a GGUF file beside it is stored.
+        from ullage.anatomy.gguf.stored_types import as_stored
+
+        anatomy = as_stored(anatomy, index)
+    return Model(files, anatomy, index)
 
 
 def _checkpoint(files: ModelFiles) -> CheckpointIndex | None:
@@ -172,6 +178,7 @@ def _load_headers(files: ModelFiles) -> Model:
             )
         # Six modules of tables, of which only GGUF files need any.
         from ullage.anatomy.gguf.config import as_headers_say, config_from_gguf
+        from ullage.anatomy.gguf.stored_types import as_stored
 
         found = config_from_gguf(headers)
         template = headers[0].metadata.get("tokenizer.chat_template")
@@ -182,17 +189,18 @@ def _load_headers(files: ModelFiles) -> Model:
             chat_template_file=str(files.path) if isinstance(template, str) else None,
         )
         anatomy = as_headers_say(read_config(found.config, file=files.config_file), found)
-        return Model(files, anatomy, gguf_index((headers, missing)))
-    index = read_checkpoint(files.path)
-    if index is None:
+        index = gguf_index((headers, missing))
+        return Model(files, as_stored(anatomy, index), index)
+    stored = read_checkpoint(files.path)
+    if stored is None:
         raise BadUsage(
             "holds no configuration", file=files.path, expected="a config.json beside the weights"
         )
     # Rarely needed, and it brings the whole comparison of names along.
     from ullage.anatomy.infer import anatomy_from_headers
 
-    inferred = anatomy_from_headers(index)
-    return Model(replace(files, config=inferred.config), inferred.anatomy, index)
+    inferred = anatomy_from_headers(stored)
+    return Model(replace(files, config=inferred.config), inferred.anatomy, stored)
 
 
 def _is_gguf(path: Path) -> bool:

@@ -266,9 +266,11 @@ def _table(spec: ModelSpec) -> SchemeTable | None:
 
 
 def _scheme(table: SchemeTable | None, tensor: TensorSpec) -> WeightScheme | None:
-    if table is None or not (tensor.quantizable or table.names_every_tensor):
+    if table is None:
         return None
-    return table.scheme(tensor.module, tensor.role)
+    if table.names_every_tensor:
+        return table.stored(tensor.name)
+    return None if not tensor.quantizable else table.scheme(tensor.module, tensor.role)
 
 
 class _Sums:

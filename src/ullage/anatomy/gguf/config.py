@@ -1,7 +1,7 @@
 """GGUF metadata and tensors → the configuration that a config.json of that model would hold.
 
-Holds the translation, with the source of every key, and the file's own quantisation. Rows of
-architectures are in `architectures.py`, names of tensors in `names.py`.
+Holds the translation, with the source of every key. Rows of architectures are in
+`architectures.py`, names of tensors in `names.py`, how they are stored in `stored_types.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from ullage.anatomy.gguf.adjustments import ADJUSTMENTS
 from ullage.anatomy.gguf.architectures import COMMON_KEYS
 from ullage.anatomy.gguf.facts import Facts
 from ullage.anatomy.gguf.header import GgufHeader
-from ullage.anatomy.gguf.names import hf_tensor_name
 from ullage.anatomy.gguf.rope import rope_scaling
-from ullage.anatomy.gguf.types import GGML_BLOCKS
-from ullage.anatomy.spec import Anatomy, FieldSource, ModelSpec, Quantization, WeightScheme
+from ullage.anatomy.spec import Anatomy, FieldSource
 from ullage.errors import MalformedCheckpoint
 
 
@@ -28,13 +26,11 @@ class GgufConfig:
     """A configuration in the spelling of config.json, and where each of its keys came from.
 
     `sources` has the same keys and gives each the source of a FieldSource (`header:
-    llama.block_count`, `derived: …`, `default: …`). `quantization` names the type of every tensor
-    that is not F16.
+    llama.block_count`, `derived: …`, `default: …`).
     """
 
     config: Mapping[str, object]
     sources: Mapping[str, str]
-    quantization: Quantization
 
 
 def config_from_gguf(headers: Sequence[GgufHeader]) -> GgufConfig:
@@ -75,7 +71,7 @@ def config_from_gguf(headers: Sequence[GgufHeader]) -> GgufConfig:
     adjust = ADJUSTMENTS.get(facts.architecture)
     if adjust is not None:
         adjust(facts)
-    return GgufConfig(facts.config, facts.sources, gguf_quantization(headers))
+    return GgufConfig(facts.config, facts.sources)
 
 
 def _put_sizes(facts: Facts) -> None:
@@ -258,51 +254,10 @@ def _put_tokens(facts: Facts) -> None:
 
 
 def as_headers_say(anatomy: Anatomy, found: GgufConfig) -> Anatomy:
-    """The anatomy that was read from `found.config`, with the header's sources and quantisation."""
+    """The anatomy that was read from `found.config`, with the header's sources."""
 
     def source(field: FieldSource) -> FieldSource:
         key = field.source.removeprefix("config: ")
         return replace(field, source=found.sources.get(key, field.source))
 
-    def quantised(spec: ModelSpec) -> ModelSpec:
-        return replace(spec, quantization=found.quantization)
-
-    spec = quantised(anatomy.spec)
-    return replace(
-        anatomy,
-        spec=spec,
-        low=spec if anatomy.low is anatomy.spec else quantised(anatomy.low),
-        high=spec if anatomy.high is anatomy.spec else quantised(anatomy.high),
-        sources=tuple(source(field) for field in anatomy.sources),
-    )
-
-
-# --- quantisation --------------------------------------------------------------------------------
-
-
-def gguf_quantization(headers: Sequence[GgufHeader]) -> Quantization:
-    """The type of each tensor that is not F16, by Hugging Face module; experts as their first."""
-    architecture = headers[0].metadata.get("general.architecture")
-    schemes: dict[str, WeightScheme] = {}
-    for header in headers:
-        for tensor in header.tensors:
-            name = hf_tensor_name(str(architecture), tensor.name)
-            if name is not None and tensor.dtype != "F16":
-                module = name.removesuffix(".weight").removesuffix(".bias")
-                # A stack of experts has one type, and every expert is asked for as the first.
-                schemes.setdefault(module.replace("{e}", "0"), weight_scheme(tensor.dtype))
-    return Quantization(method="gguf", schemes=tuple(schemes.items()))
-
-
-def weight_scheme(ggml_type: str) -> WeightScheme:
-    """A GGUF type as bits per element and, per block, all bits beyond them. KeyError when unknown.
-
-    The bits are those of the type's name; scales, minima and block-wise signs are `scale_bits`.
-    """
-    elements, num_bytes = GGML_BLOCKS[ggml_type]
-    if elements == 1:
-        return WeightScheme(ggml_type, bits=num_bytes * 8, group=-1, scale_bits=0)
-    bits = int(next(letter for letter in ggml_type if letter.isdigit()))
-    return WeightScheme(
-        ggml_type, bits=bits, group=elements, scale_bits=num_bytes * 8 - bits * elements
-    )
+    return replace(anatomy, sources=tuple(source(field) for field in anatomy.sources))

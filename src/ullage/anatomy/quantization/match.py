@@ -66,9 +66,17 @@ class SchemeTable:
         self._linear = implied.get(LINEAR)
         self._experts = implied.get(EXPERTS, self._linear)
         self._answers: dict[tuple[str, str], WeightScheme | None] = {}
+        self._stored = {_bare(name): s for name, s in named} if self.names_every_tensor else {}
+
+    def stored(self, tensor: str) -> WeightScheme | None:
+        """The scheme of one tensor by its whole name, where every tensor has one (GGUF)."""
+        name = _bare(tensor.removesuffix(".weight").replace("{e}", "0"))
+        return self._stored.get(name, self._linear)
 
     def scheme(self, module: str, role: str) -> WeightScheme | None:
         """The scheme of one module's weight, None when it stays in the model's dtype."""
+        if self.names_every_tensor:
+            return self.stored(module)
         key = (module, role)
         if key not in self._answers:
             self._answers[key] = self._find(module.replace("{e}", "0"), role)
