@@ -2,8 +2,8 @@
 
 Reading is `os.preadv` into one buffer of 1 MiB, on one thread, as `cat` does. Both are measured
 warm (the file in the page cache) and cold (dropped from it, as far as the kernel obeys), in turns,
-the best and the median of N. Memory is the peak of a fresh process that runs `ullage audit --deep`.
-Writes RESULTS.md beside itself:
+the best and the median of N; numpy and machine code each. Whole commands in fresh processes give
+the time from end to end and the peak of memory. Writes RESULTS.md beside itself:
 
     .venv/bin/python benchmarks/deep/measure.py [--runs 9] [--model FILE …] [--made 500]
 """
@@ -15,6 +15,7 @@ import importlib.util
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,13 +26,13 @@ import numpy as np
 
 import ullage
 from ullage.anatomy.files.index import read_checkpoint
+from ullage.deep import scan
 from ullage.deep.scan import scan_checkpoint
 
 MEMORY_LIMIT_MB = 200
 WANTED_SHARE = 0.8
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
-ULLAGE = Path(sys.executable).with_name("ullage")
 SMOLLM2 = HERE.parents[1] / "tools" / "smollm2_path.py"
 
 
@@ -112,43 +113,89 @@ def drop(file: Path) -> None:
         os.close(descriptor)
 
 
-def peak_mb(file: Path) -> float:
-    """Peak resident memory of a fresh `ullage audit --deep`, in 10^6 bytes."""
-    child = os.posix_spawn(
-        ULLAGE,
-        [str(ULLAGE), "audit", str(file), "--deep", "--fail-on", "never", "--output", "json"],
-        os.environ,
-        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+COMMAND = """
+import sys, time
+started = time.perf_counter()
+from ullage.cli.main import main
+code = main(sys.argv[1:])
+took = time.perf_counter() - started
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(took, int(peak) * 1024, file=sys.stderr)
+sys.exit(code)
+"""
+SCAN = """
+import sys, time
+from pathlib import Path
+from ullage.anatomy.files.index import read_checkpoint
+from ullage.deep import scan
+index = read_checkpoint(Path(sys.argv[1]))
+started = time.perf_counter()
+scan._machine_code(index)
+took = time.perf_counter() - started
+assert scan.scan_checkpoint(index, compiled=True).compiled
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(took, int(peak) * 1024, file=sys.stderr)
+"""
+
+
+def fresh(script: str, *arguments: str, **environment: str) -> tuple[float, float]:
+    """Seconds that the script says it took and its own peak memory in 10^6 bytes.
+
+    Not ru_maxrss: a child's begins at its parent's.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
     )
-    _, status, usage = os.wait4(child, 0)
-    if os.waitstatus_to_exitcode(status) != 0:
-        sys.exit(f"ullage audit {file} --deep failed")
-    return usage.ru_maxrss * 1024 / 1e6
+    took, peak = done.stderr.split()[-2:]
+    return float(took), int(peak) / 1e6
 
 
-def row(name: str, file: Path, runs: int, *, cold: bool, peak: float) -> tuple[str, float]:
-    """One line of the table, and scan ÷ read by their medians."""
+def command(file: Path, runs: int) -> tuple[float, float]:
+    """`ullage audit FILE --deep` in fresh processes, warm: median seconds, and the highest peak."""
+    arguments = ("audit", str(file), "--deep", "--fail-on", "never", "--output", "json")
+    found = [fresh(COMMAND, *arguments) for _ in range(runs)]
+    return statistics.median(took for took, _ in found), max(peak for _, peak in found)
+
+
+def rows_of(name: str, file: Path, runs: int, *, cold: bool) -> tuple[list[str], dict[str, float]]:
+    """Lines of the table for numpy and machine code, and the rate of each in bytes per second."""
     index = read_checkpoint(file)
     assert index is not None
     total = index.num_bytes
-    reads, scans, cpu = [], [], []
+    ways = {"numpy": False, "machine code": True}
+    reads: list[float] = []
+    scans: dict[str, list[float]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
+    for compiled in ways.values():
+        scan_checkpoint(index, compiled=compiled)
     for _ in range(runs):
         if cold:
             drop(file)
         reads.append(timed(lambda: read_file(file))[0])
-        if cold:
-            drop(file)
-        wall, used = timed(lambda: scan_checkpoint(index))
-        scans.append(wall)
-        cpu.append(used)
-    read_s, scan_s = statistics.median(reads), statistics.median(scans)
-    best = min(reads) / min(scans)
-    line = (
-        f"| {name} | {total / 1e6:.0f} | {'cold' if cold else 'warm'} "
-        f"| {total / read_s / 1e9:.2f} | {total / scan_s / 1e9:.2f} | {read_s / scan_s:.0%} "
-        f"| {best:.0%} | {total / min(cpu) / 1e9:.2f} | {peak:.0f} |"
-    )
-    return line, read_s / scan_s
+        for way, compiled in ways.items():
+            if cold:
+                drop(file)
+            wall, used = timed(lambda c=compiled: scan_checkpoint(index, compiled=c))
+            scans[way].append(wall)
+            cpu[way].append(used)
+    read_s = statistics.median(reads)
+    lines, rates = [], {}
+    for way in ways:
+        scan_s = statistics.median(scans[way])
+        paired = statistics.median(r / s for r, s in zip(reads, scans[way], strict=True))
+        rates[way] = total / min(scans[way])
+        lines.append(
+            f"| {name} | {total / 1e6:.0f} | {'cold' if cold else 'warm'} | {way} "
+            f"| {total / read_s / 1e9:.2f} | {total / scan_s / 1e9:.2f} | {read_s / scan_s:.0%} "
+            f"| {paired:.0%} | {min(reads) / min(scans[way]):.0%} "
+            f"| {total / min(cpu[way]) / 1e9:.2f} |"
+        )
+    return lines, rates
 
 
 def main() -> int:
@@ -158,7 +205,7 @@ def main() -> int:
     parser.add_argument("--model", action="append", default=[], metavar="FILE")
     parser.add_argument("--made", type=int, default=500, metavar="MB")
     args = parser.parse_args()
-    rows, over = [], False
+    rows, commands, over, rates = [], [], False, {}
     with tempfile.TemporaryDirectory(dir=HERE) as scratch:
         files = {Path(path).name: Path(path) for path in args.model}
         if not files:
@@ -166,21 +213,29 @@ def main() -> int:
             made = make_safetensors(Path(scratch) / "made.safetensors", args.made)
             files["bfloat16 safetensors, random"] = made
         for name, file in files.items():
-            peak = peak_mb(file)
-            over |= peak > MEMORY_LIMIT_MB
             for cold in (False, True):
-                line, _ = row(name, file, args.runs, cold=cold, peak=peak)
-                rows.append(line)
-                print(line, file=sys.stderr)
+                lines, rates = rows_of(name, file, args.runs, cold=cold)
+                rows += lines
+                print(*lines, sep="\n", file=sys.stderr)
+                if not cold:
+                    warm = rates
+            took, peak = command(file, min(args.runs, 5))
+            _, compiled_peak = fresh(SCAN, str(file))
+            over |= max(peak, compiled_peak) > MEMORY_LIMIT_MB
+            commands.append(f"| {name} | {took:.2f} | {peak:.0f} | {compiled_peak:.0f} |")
+        load_s = min(fresh(SCAN, str(file))[0] for _ in range(3))
+        compile_s = fresh(SCAN, str(file), NUMBA_CACHE_DIR=str(Path(scratch) / "cache"))[0]
+        saved = 1 / warm["numpy"] - 1 / warm["machine code"]
+    pays = f"from {load_s / saved / 1e9:.1f} GB" if saved > 0 else "never"
     text = "\n".join(
         [
             "# `ullage audit --deep` beside reading the file",
             "",
-            f"GB/s of tensor bytes (10^9), medians of {args.runs} turns of each; the scan on one "
-            "thread per core, the reading on one. The best column compares the fastest of each, "
-            "which a busy machine disturbs least. Scan per core: bytes by processor seconds, the "
-            "cheapest turn. Memory: peak of the whole process, limit "
-            f"{MEMORY_LIMIT_MB} MB. Wanted: {WANTED_SHARE:.0%} of the speed of reading.",
+            f"GB/s of tensor bytes (10^9), medians of {args.runs} turns of each, in one process; "
+            "the reading on one thread, as `cat` does. Paired: the median over turns of reading "
+            "and scan right after each other. The best column compares the fastest of each, which "
+            "a busy machine disturbs least. Scan per core: bytes by processor seconds, the "
+            f"cheapest turn. Wanted: {WANTED_SHARE:.0%} of the speed of reading.",
             "Cold is after POSIX_FADV_DONTNEED, which not every file system obeys.",
             "Made by `benchmarks/deep/measure.py`.",
             "",
@@ -188,16 +243,33 @@ def main() -> int:
             f"{np.__version__} · {os.cpu_count()} cores · load {os.getloadavg()[0]:.1f} · "
             f"{time.strftime('%Y-%m-%d')}",
             "",
-            "| file | MB | cache | read | scan | scan ÷ read | best ÷ best | scan per core | "
-            "peak MB |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| file | MB | cache | looked at by | read | scan | scan ÷ read | paired | best ÷ best "
+            "| scan per core |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *rows,
+            "",
+            "## From end to end",
+            "",
+            "`ullage audit FILE --deep` in a fresh process, the file warm: seconds (median), and "
+            f"the peak of memory; limit {MEMORY_LIMIT_MB} MB. The last column is the peak of a "
+            "scan by machine code.",
+            "",
+            "| file | s | peak MB | peak MB, machine code |",
+            "|---|---|---|---|",
+            *commands,
+            "",
+            "## When machine code is worth it",
+            "",
+            f"Importing numba and loading what it kept takes {load_s:.2f} s, compiling it the "
+            f"first time {compile_s:.2f} s. At the best warm rates above that is won back {pays} "
+            "of bfloat16 on; below `COMPILED_FROM_BYTES` "
+            f"({scan.COMPILED_FROM_BYTES / 1e9:.1f} GB) numpy looks.",
             "",
         ]
     )
-    fresh = RESULTS.with_suffix(".tmp")
-    fresh.write_text(text)
-    fresh.replace(RESULTS)
+    unfinished = RESULTS.with_suffix(".tmp")
+    unfinished.write_text(text)
+    unfinished.replace(RESULTS)
     return int(over)
 
 
