@@ -221,7 +221,7 @@ def _window_binds(subject: Subject) -> Verdict:
         return NotEvaluable(("max_position_embeddings or --max-model-len",))
     facts = (
         *(subject.fact("sliding_window", window, unit="tokens") for window, _ in bounded),
-        subject.fact("served length", length, "max_position_embeddings", unit="tokens"),
+        Evidence("served length", length, "tokens", subject.length_source()),
     )
     for window, layers in bounded:
         if window >= length:

@@ -10,9 +10,13 @@ from ullage.audit.subject import Subject
 from ullage.findings.finding import Evidence, Severity
 
 GIB = 2**30
+MIB = 2**20
 
 
 def _gib(num_bytes: float) -> str:
+    """GiB with two digits, MiB below a hundredth of one: never a shortage of 0.00."""
+    if 0 < num_bytes < GIB / 100:
+        return f"{num_bytes / MIB:,.2f} MiB"
     return f"{num_bytes / GIB:,.2f} GiB"
 
 
@@ -76,10 +80,12 @@ def _one_request(subject: Subject) -> Verdict:
         else "Cut the weights over more devices (--tensor-parallel-size), or take a quantised "
         "checkpoint: after the weights no KV is left."
     )
+    low, high = (_gib(end) for end in (ledger.deficit.low, ledger.deficit.high))
+    short = f"{high} is" if low == high else f"{low} to {high} are"
     return Fired(
-        f"One request of {allocation.max_model_len:,} tokens does not fit: "
-        f"{_gib(ledger.deficit.low)} to {_gib(ledger.deficit.high)} are short on the heaviest "
-        "rank, and vLLM 0.32 refuses to start.",
+        f"One request of {allocation.max_model_len:,} tokens does not fit: {short} short on the "
+        "heaviest rank (one block of the KV cache is always kept back), and vLLM 0.32 refuses to "
+        "start.",
         way,
         facts,
     )

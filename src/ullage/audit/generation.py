@@ -56,7 +56,7 @@ def _answer_limit(subject: Subject) -> Verdict:
         f"{FILE} sets max_length {whole:,}: generate() of transformers stops there, the prompt "
         f"counted, though {length:,} tokens are served. vLLM does not read the key.",
         "Take max_length out of the file, or set max_new_tokens to what an answer may need.",
-        (*facts, Evidence("longest request", length, "tokens", _length_source(subject))),
+        (*facts, Evidence("longest request", length, "tokens", subject.length_source())),
         Severity.info,
     )
 
@@ -88,12 +88,6 @@ def _replaced(launch: Launch) -> tuple[int | None, Evidence | None, str]:
     return None, None, ""
 
 
-def _length_source(subject: Subject) -> str:
-    if subject.deployment.max_model_len is not None:
-        return "flag: --max-model-len"
-    return subject.where("max_position_embeddings")
-
-
 def _judge_limit(
     subject: Subject, limit: int, facts: tuple[Evidence, ...], *, ceiling: bool
 ) -> Verdict:
@@ -101,7 +95,7 @@ def _judge_limit(
     length = subject.served_length
     if length is None or subject.deployment.max_model_len == -1:
         return NotEvaluable(("the length that is served (--max-model-len)",))
-    facts = (*facts, Evidence("longest request", length, "tokens", _length_source(subject)))
+    facts = (*facts, Evidence("longest request", length, "tokens", subject.length_source()))
     if limit >= length:
         return Clear(facts)
     if ceiling:

@@ -51,7 +51,7 @@ def _limits(subject: Subject) -> Verdict:
     length = subject.served_length
     if length is None or subject.deployment.max_model_len == -1:
         return NotEvaluable(("the length that is served (--max-model-len)",))
-    facts = (*facts, Evidence("longest request", length, "tokens", _length_source(subject)))
+    facts = (*facts, Evidence("longest request", length, "tokens", subject.length_source()))
     if tokens >= length:
         return Clear(facts)
     return Fired(
@@ -61,12 +61,6 @@ def _limits(subject: Subject) -> Verdict:
         f"--max-model-len to {tokens}.",
         facts,
     )
-
-
-def _length_source(subject: Subject) -> str:
-    if subject.deployment.max_model_len is not None:
-        return "flag: --max-model-len"
-    return subject.where("max_position_embeddings")
 
 
 def _captured(subject: Subject) -> Verdict:

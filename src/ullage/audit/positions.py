@@ -67,10 +67,10 @@ def _some_pair_is_slow(subject: Subject) -> Verdict:
             Evidence("longest wavelength", round(wavelength), "tokens", "calculated")
             if slowest
             else Evidence("pairs that never turn", angles.count(0.0), "", "calculated"),
-            subject.fact("farthest key", far, "max_position_embeddings", unit="tokens"),
+            Evidence("farthest key", far, "tokens", subject.length_source()),
         ]
         if wavelength < far:
-            written = subject.where(*THETA_KEYS).startswith("config")
+            written = subject.where(*THETA_KEYS).startswith(("config", "flag"))
             note = "" if written else " (a default: the configuration gives none)"
             return Fired(
                 f"With theta {rope.theta:g}{note} the slowest rotary pair of {span(layers)} comes "
@@ -148,7 +148,7 @@ def _angle_precision(subject: Subject) -> Verdict:
             return _unknown_kind(rope)
         error = max(_angle_error(angle, length - 1) for angle in angles)
         facts += [
-            Evidence("last position", length - 1, "", subject.where("max_position_embeddings")),
+            Evidence("last position", length - 1, "", subject.length_source()),
             Evidence("largest angle error", error, "rad", "calculated: float32 rounding"),
             Evidence(f"error of a table in {dtype}", table_error(dtype), "", "calculated"),
             Evidence(

@@ -104,6 +104,12 @@ class Subject:
             return wanted
         return self.spec.max_positions or None
 
+    def length_source(self) -> str:
+        """Where `served_length` is said: the flag, else the configuration."""
+        if self.deployment.max_model_len is not None and self.deployment.max_model_len > 0:
+            return "flag: --max-model-len"
+        return self.where("max_position_embeddings")
+
     def missing_engine_rules(self) -> tuple[str, ...]:
         """Empty when the engine's decisions are known here, else the name of what is missing."""
         name, version = KNOWN_ENGINE
@@ -130,7 +136,7 @@ class Subject:
 
     def _said(self, key: str) -> str:
         """The configuration's key, or the flag that replaced it."""
-        if self.replaced is not None and key in self.replaced.applied:
+        if self.replaced is not None and key in self.replaced.written:
             return f"flag: {self.replaced.flag}"
         return f"config: {key}"
 

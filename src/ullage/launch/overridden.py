@@ -53,13 +53,15 @@ WHOLE_OBJECTS = ("quantization_config", "compression_config")
 class Replaced:
     """What became of the keys that the command replaces, each by its dotted name.
 
-    `applied` are in the model that is judged. `idle` do nothing in the engine, with the reason.
+    `applied` are in the model that is judged, `written` are the keys of its configuration that
+    they set. `idle` do nothing in the engine, with the reason.
     `unread` are keys that nothing here reads. `open` (key, why) leave the model unknown. `lost`
     are settings of the file that a replacement drops, `fatal` what stops the server, in words.
     """
 
     flag: str
     applied: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     idle: tuple[tuple[str, str], ...] = ()
     unread: tuple[str, ...] = ()
     open: tuple[tuple[str, str], ...] = ()
@@ -122,12 +124,19 @@ def _replaced(flag: str, changes: _Changes, unread: Iterable[str]) -> Replaced:
     return Replaced(
         flag,
         tuple(known),
+        tuple(_written(name) for name in known),
         tuple(changes.idle),
         tuple(key for key in changes.applied if key not in known),
         tuple(changes.open),
         tuple(changes.lost),
         tuple(changes.fatal),
     )
+
+
+def _written(name: str) -> str:
+    """The key under which the configuration now says it."""
+    parent, dot, key = name.rpartition(".")
+    return f"{parent}{dot}{ROPE_OBJECTS[0] if key in ROPE_OBJECTS else key}"
 
 
 def _text_key(config: Mapping[str, object]) -> str:
