@@ -1,4 +1,4 @@
-"""Write docs/rules/: one page per audit rule, and an index, from the rules themselves.
+"""Write docs/rules/: one page per rule, and an index, from the rules themselves.
 
 Run `python tools/generate_rule_pages.py` after a change to a rule; `--check` only says whether the
 pages are current (exit code 1 when they are not).
@@ -9,8 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ullage.adapters.rules import RULES as ADAPTER_RULES
 from ullage.audit.pages import index_page, rule_page
-from ullage.audit.rules import RULES
+from ullage.audit.rules import RULES as AUDIT_RULES
+
+RULES = (*AUDIT_RULES, *ADAPTER_RULES)
 
 PLACE = Path(__file__).parents[1] / "docs" / "rules"
 

@@ -31,7 +31,7 @@ os.environ.update(
 SECONDS_EACH = 120
 # What the defaults of the library lack to be built, by model type.
 CHANGES: dict[str, dict[str, Any]] = {
-    "bloom": {"n_head": 8}, "glm4_moe": {"head_dim": 128}, 
+    "bloom": {"n_head": 8}, "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 2}, "nemotron": {"num_key_value_heads": 8},
     "glm4_moe_lite": {"first_k_dense_replace": 1}, "afmoe": {"score_func": "sigmoid"},
     "lfm2": {"block_dim": 2560, "block_ff_dim": 6656, "block_multiple_of": 256,
@@ -226,12 +226,13 @@ def _instance(config: dict[str, Any]) -> dict[str, Any]:
             packed["experts"] = [name.replace(".0.", ".{e}.", 1) for name in first]
     facts["packed"] = packed
     facts["supported"] = sorted(get_supported_lora_modules(model))
-    facts["modules"] = _modules(model, packed)
+    facts["modules"], facts["aliases"] = _modules(model, packed)
     return facts
 
 
-def _modules(model: Any, packed: dict[str, list[str]]) -> dict[str, Any]:
-    """Path pattern (numbers as {i}) to [kind, wrapper, slices] of every module LoRA could be on."""
+def _modules(model: Any, packed: dict[str, list[str]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Path pattern (numbers as {i}) → [kind, wrapper, slices] of every module LoRA could be on;
+    and second names → first names."""
     from vllm.config.lora import LoRAConfig
     from vllm.lora.utils import _all_lora_classes
     from vllm.model_executor.layers.fused_moe import MoERunner
@@ -241,11 +242,14 @@ def _modules(model: Any, packed: dict[str, list[str]]) -> dict[str, Any]:
     lora = LoRAConfig()
     found: dict[str, Any] = {}
     first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if not isinstance(module, LinearBase | MoERunner | VocabParallelEmbedding):
             continue
         if first.setdefault(id(module), name) != name and "lm_head" not in name:
-            continue  # held under a second name too: adapters know it by the first
+            # Held under a second name too: adapters know it by the first.
+            aliases[_pattern(name)] = _pattern(first[id(module)])
+            continue
         names = [kind.__name__ for kind in type(module).__mro__]
         kind = next(k for k in KINDS if k in names)
         part = packed.get(name.rpartition(".")[2], [])
@@ -262,10 +266,14 @@ def _modules(model: Any, packed: dict[str, list[str]]) -> dict[str, Any]:
             ),
             None,
         )  # fmt: skip
-        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", name)
+        pattern = _pattern(name)
         slices = len(getattr(module, "output_sizes", ()) or ())
         found.setdefault(pattern, [kind, wrapper, slices])
-    return found
+    return found, aliases
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", path)
 
 
 if __name__ == "__main__":

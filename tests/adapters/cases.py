@@ -328,7 +328,7 @@ OTHERS: dict[str, tuple[Case, Case]] = {
     "experts stacked where they are served one by one": (
         refused("qwen3-moe", stacked("model.layers.{i}.", 64, 32), 4,
                 "contains fused 3D MoE weights", config=_PARAMETERS),
-        works("qwen3-moe", pairs(names(*QV, "mlp.gate")), 6),
+        works("qwen3-moe", pairs(names(*QV)), 4),
     ),
     "a mixture's newer names": (
         nothing("mixtral", stacked("model.layers.{i}.", 64, 128), 4, config=_PARAMETERS,
@@ -351,6 +351,11 @@ OTHERS: dict[str, tuple[Case, Case]] = {
     "a dense model's adapter on a mixture": (
         refused("qwen3-moe", pairs(names("mlp.up_proj")), 2, "expected target modules in"),
         works("qwen3-moe", pairs(names(*QV)), 4),
+    ),
+    "a router that its mixture holds too": (
+        nothing("qwen3-moe", pairs(names("mlp.gate")), 2, states=("ignored",)),
+        works("qwen3-moe", pairs(names("mlp.gate")), 2,
+              options={"lora_target_modules": ("gate", "qkv_proj")}),
     ),
     "the router": (
         refused("mixtral", pairs(names("block_sparse_moe.router"), sides={"router": (64, 4)}), 2,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ullage.adapters.rules import RULES as ADAPTER_RULES
 from ullage.audit import RULES
 from ullage.cli.main import main
 from ullage.findings import Severity
@@ -21,7 +22,7 @@ def test_the_pages_are_current():
     assert tool.stale() == [], "run python tools/generate_rule_pages.py"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", (*RULES, *ADAPTER_RULES), ids=lambda rule: rule.id)
 def test_every_rule_is_explained_in_sentences(rule, capsys):
     assert main(["explain", rule.id.lower()]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -39,9 +40,16 @@ def test_ids_are_unique_stable_in_form_and_in_order():
     assert {rule.severity for rule in RULES} == set(Severity)
 
 
+def test_rules_about_adapters_have_ids_of_their_own():
+    ids = [rule.id for rule in ADAPTER_RULES]
+    assert ids == sorted(set(ids))
+    assert all(len(i) == 4 and i[0] == "L" and i[1:].isdecimal() for i in ids)
+    assert len({rule.title for rule in (*RULES, *ADAPTER_RULES)}) == len(RULES) + len(ids)
+
+
 def test_explain_without_an_id_lists_all(capsys):
     assert main(["explain"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(RULES)
+    assert len(capsys.readouterr().out.splitlines()) == len(RULES) + len(ADAPTER_RULES)
 
 
 def test_explain_of_an_unknown_id_is_one_sentence(capsys):

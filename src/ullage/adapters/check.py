@@ -39,7 +39,8 @@ def check(
     tree = base_tree(spec)
     answer = engine.judge()(adapter, tree, resolved)
     null = without_effect(adapter)
-    if null and len(null) == sum(1 for m in adapter.modules if m.b is not None):
+    pairs = [module for module in adapter.modules if module.b is not None]
+    if pairs and all(module.scale == 0 for module in pairs):
         answer = _nothing(answer)
     verdict = verdict_of(answer)
     findings = findings_of(adapter, tree, answer, verdict, resolved, base or Base(), null)
@@ -61,8 +62,11 @@ def check(
 
 
 def _nothing(answer: EngineAnswer) -> EngineAnswer:
-    """The answer for an adapter that adds zero everywhere: what is applied changes nothing."""
-    detail = "it adds nothing: its B is all zeros, as before training, or its scale is 0"
+    """The answer for an adapter whose scale is 0 everywhere: what is applied changes nothing.
+
+    A B of zeros is told by a rule alone (L050): the verdict is of headers and configuration.
+    """
+    detail = "it adds nothing: its scale is 0"
     modules = tuple(
         replace(m, state=State.IGNORED, detail=detail) if m.state in MATCHED else m
         for m in answer.modules

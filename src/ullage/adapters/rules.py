@@ -1,21 +1,23 @@
-"""Findings over an adapter, a base and what an engine makes of it: `findings_of`."""
+"""All rules about adapters, and their findings: `RULES`, `findings_of`.
+
+Holds the table. The rules lie in `rules_engine.py`, `rules_base.py` and `rules_adapter.py`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ullage.adapters.adapter import Adapter
+from ullage.adapters import rules_adapter, rules_base, rules_engine
+from ullage.adapters.adapter import Adapter, Matrix
 from ullage.adapters.base import BaseTree
+from ullage.adapters.rule import Base, Rule, Seen
 from ullage.adapters.verdict import EngineAnswer, ServeOptions, Verdict
+from ullage.findings.answer import finding_of
 from ullage.findings.finding import Finding
 
+__all__ = ["RULES", "Base", "findings_of"]
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """What is known of the base model besides its spec: the name it was given, its revision."""
-
-    name: str | None = None
-    revision: str | None = None
+RULES: tuple[Rule, ...] = tuple(
+    sorted((*rules_engine.RULES, *rules_base.RULES, *rules_adapter.RULES), key=lambda rule: rule.id)
+)
 
 
 def findings_of(
@@ -28,4 +30,10 @@ def findings_of(
     null: frozenset[int],
 ) -> tuple[Finding, ...]:
     """Every rule's finding, in the order of the rules."""
-    return ()
+    matches = tuple(
+        (module, tree.find(module.module))
+        for module in adapter.modules
+        if any(t.key.matrix is not Matrix.BASE for t in module.tensors)
+    )
+    seen = Seen(adapter, tree, answer, verdict, options, base, null, matches)
+    return tuple(finding_of(rule, rule.check(seen)) for rule in RULES)

@@ -68,7 +68,8 @@ class ModuleKind:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What one architecture says of adapters. `modules` maps path patterns ({i} for numbers).
+    """What one architecture says of adapters. `modules` maps path patterns ({i} for numbers),
+    `aliases` second names of modules to their first.
 
     `built` is False where no model could be built when it was recorded; `modules` and `supported`
     are then empty. `language_model`, `connector`, `tower` are prefixes of a multimodal model that
@@ -91,6 +92,7 @@ class Architecture:
     tower: tuple[str, ...]
     supported: tuple[str, ...]
     modules: Mapping[str, ModuleKind]
+    aliases: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +169,16 @@ class ServedTree:
         fits = base is None or int(number) < base.num_experts
         return found if fits else None
 
-    def is_pattern(self, name: str) -> bool:
-        """Whether a served path of this form was recorded, in whatever layer."""
-        return _pattern(name) in self.architecture.modules
-
-
-def table_names(version: str) -> str | None:
-    """The recorded table for a version, None when there is none."""
-    return TABLES.get(version)
+    def second_owner(self, path: str) -> ServedModule | None:
+        """The served module that holds this one too, under a second name; None when none does."""
+        pattern = _pattern(path)
+        for alias, first in self.architecture.aliases.items():
+            if first == pattern:
+                numbers = iter([part for part in path.split(".") if part.isdecimal()])
+                owner = alias.rpartition(".")[0].split(".")
+                filled = ".".join(next(numbers, "") if p == "{i}" else p for p in owner)
+                return self.modules.get(filled)
+        return None
 
 
 @lru_cache(maxsize=8)
@@ -213,6 +217,7 @@ def _architecture(record: dict[str, object]) -> Architecture:
         tower=_names(towers.get("tower_model")),
         supported=_names(record.get("supported")),
         modules=modules,
+        aliases={k: str(v) for k, v in _object(record.get("aliases")).items()},
     )
 
 

@@ -174,7 +174,7 @@ def _architecture(tree: BaseTree) -> Architecture:
         name=tree.spec.architecture, built=False, supports_lora=True,
         class_name="TransformersForCausalLM", embedding_modules=("embed_tokens", "lm_head"),
         skip_prefixes=(), is_3d=True, non_gated=False, tower_lora=False, packed={}, renames=None,
-        language_model=None, connector=(), tower=(), supported=(), modules={},
+        language_model=None, connector=(), tower=(), supported=(), modules={}, aliases={},
     )  # fmt: skip
 
 
@@ -538,6 +538,16 @@ def _wrapped(module: ServedModule, served: ServedTree, options: ServeOptions) ->
     return None
 
 
+def _kept(module: ServedModule, served: ServedTree, options: ServeOptions) -> str | None:
+    """Why a wrapped module is not used: the mixture that holds it too was wrapped before, so that
+    its own name for it still means the module without LoRA (model_manager.py,
+    _create_lora_modules sets the second name on the wrapper; seen on a running server)."""
+    owner = served.second_owner(module.path)
+    if owner is None or owner.kind.kind != "MoERunner" or _wrapped(owner, served, options):
+        return None
+    return "the mixture keeps its router as it was before the adapter's layer was put round it"
+
+
 def _targeted(module: ServedModule, served: ServedTree, options: ServeOptions) -> bool:
     """lora/utils.py, is_in_target_modules."""
     if options.lora_target_modules is None:
@@ -576,7 +586,7 @@ def _applied(
             verdicts.append(_verdict(key, module, None, State.UNMAPPED, _unmapped(name, tree)))
             continue
         where, part = found
-        why = _wrapped(where, served, options)
+        why = _wrapped(where, served, options) or _kept(where, served, options)
         if why is not None:
             verdicts.append(_verdict(key, module, where.path, State.IGNORED, why))
         elif number in load.lost:

@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
-from ullage.audit.rule import Rule
+from ullage.findings.answer import Described
 
 WIDTH = 88
 ADDING = (
-    "To add a rule: write `def _name(subject: Subject) -> Verdict` in the module of its concern",
-    "under `src/ullage/audit/`, returning `Fired` (cause, remedy, evidence), `Clear` (evidence) or",
-    "`NotEvaluable` (what is missing); add a `Rule` with the next free id to the module's `RULES`;",
-    "give it a case in `tests/audit/rule_cases.py` (a change that fires it; the models on which it",
-    "must be clear are tried for you); run `python tools/generate_rule_pages.py`.",
+    "To add a rule to the audit: write `def _name(subject: Subject) -> Verdict` in the module of",
+    "its concern under `src/ullage/audit/`, returning `Fired` (cause, remedy, evidence), `Clear`",
+    "(evidence) or `NotEvaluable` (what is missing); add a `Rule` with the next free id to the",
+    "module's `RULES`; give it a case in `tests/audit/rule_cases.py` (a change that fires it; the",
+    "models on which it must be clear are tried for you); run `python",
+    "tools/generate_rule_pages.py`. A rule about adapters lies in `src/ullage/adapters/rules_*.py`",
+    "and has its case in `tests/adapters/rule_cases.py`.",
 )
 
 
-def explanation(rule: Rule) -> str:
+def explanation(rule: Described) -> str:
     """The rule as plain text for a terminal, ending in a newline."""
     parts = (
         ("Why", rule.why),
@@ -36,7 +38,7 @@ def explanation(rule: Rule) -> str:
     return f"{rule.id}  {rule.title}\n{rule.severity.name}, {rule.category}\n\n{body}\n"
 
 
-def rule_page(rule: Rule) -> str:
+def rule_page(rule: Described) -> str:
     """docs/rules/ID.md."""
     return (
         f"# {rule.id}: {rule.title}\n\n"
@@ -48,11 +50,12 @@ def rule_page(rule: Rule) -> str:
     )
 
 
-def index_page(rules: Sequence[Rule]) -> str:
+def index_page(rules: Sequence[Described]) -> str:
     """docs/rules/README.md: all rules by category."""
     rows = [
-        "# Rules of `ullage audit`",
+        "# Rules",
         "",
+        "Those of `ullage audit` begin with A, those of `ullage adapter check` with L.",
         "Each rule fires, is clear, or could not be evaluated (then it names what was missing).",
         "`ullage explain ID` prints the same pages. Severities are the usual ones; a finding may",
         "be graver or milder where the case is.",

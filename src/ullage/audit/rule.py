@@ -10,36 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ullage.audit.subject import Subject
-from ullage.findings.finding import Evidence, Finding, Severity
+from ullage.findings.answer import Clear, Fired, NotEvaluable, finding_of
+from ullage.findings.finding import Finding, Severity
 from ullage.launch.open_values import OpenValue
 
-
-@dataclass(frozen=True, slots=True)
-class Fired:
-    """The rule found what it looks for. `severity` overrides the rule's when this case differs."""
-
-    cause: str
-    remedy: str
-    evidence: tuple[Evidence, ...]
-    severity: Severity | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """The rule was evaluated and is content; `evidence` says on what, and is never empty.
-
-    Where the rule speaks of a part that the model lacks, the evidence says that it lacks it
-    (`experts: 0`): that is known, so the rule was evaluated.
-    """
-
-    evidence: tuple[Evidence, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NotEvaluable:
-    """The rule could not be evaluated; `missing` names each thing that was lacking."""
-
-    missing: tuple[str, ...]
+__all__ = ["Clear", "Fired", "NotEvaluable", "Rule", "Verdict", "judge"]
 
 
 Verdict = Fired | Clear | NotEvaluable
@@ -96,18 +71,4 @@ def judge(rule: Rule, subject: Subject) -> Finding:
     replaced = subject.replaced
     if replaced is not None and replaced.open and _rests_on_the_configuration(rule, verdict):
         verdict = NotEvaluable(replaced.missing())
-    if isinstance(verdict, NotEvaluable):
-        return Finding(rule.id, rule.title, rule.severity, "not_evaluable", missing=verdict.missing)
-    assert verdict.evidence, f"{rule.id}: a rule that was evaluated says on what"
-    evidence = tuple(dict.fromkeys(verdict.evidence))
-    if isinstance(verdict, Clear):
-        return Finding(rule.id, rule.title, rule.severity, "clear", evidence)
-    return Finding(
-        rule.id,
-        rule.title,
-        verdict.severity or rule.severity,
-        "fired",
-        evidence,
-        cause=verdict.cause,
-        remedy=verdict.remedy,
-    )
+    return finding_of(rule, verdict)

@@ -10,6 +10,7 @@ import sys
 
 from ullage.audit.pages import explanation
 from ullage.audit.rules import RULES, find_rule
+from ullage.findings.answer import Described
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one rule, or the list of all of them."""
     if args.rule is None:
-        for rule in RULES:
+        for rule in (*RULES, *_adapter_rules()):
             print(f"{rule.id}  {rule.severity.name:<7}  {rule.title}")
         return 0
-    sys.stdout.write(explanation(find_rule(args.rule)))
+    sys.stdout.write(explanation(_find(args.rule)))
     return 0
+
+
+def _find(rule_id: str) -> Described:
+    """The rule of that id, of the audit or of adapters."""
+    if rule_id.strip()[:1].upper() == "L":
+        for rule in _adapter_rules():
+            if rule.id == rule_id.strip().upper():
+                return rule
+    return find_rule(rule_id)
+
+
+def _adapter_rules() -> tuple[Described, ...]:
+    from ullage.adapters.rules import RULES as ADAPTER_RULES  # an audit's rule costs less without
+
+    return ADAPTER_RULES

@@ -1,0 +1,240 @@
+"""Rules about what the engine makes of an adapter: names, scales, limits, what it leaves out.
+
+Holds the checks and their words. They read the engine's answer; how it is found is the engine's
+module.
+"""
+
+from __future__ import annotations
+
+from ullage.adapters.rule import Rule, Seen, clear, some, told
+from ullage.adapters.verdict import State
+from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable
+from ullage.findings.finding import Severity
+
+REFUSED = NotEvaluable(("an adapter that the engine loads",))
+
+
+def _engine(seen: Seen) -> str:
+    return f"{seen.options.engine} {seen.answer.version}"
+
+
+def _unmapped(seen: Seen) -> Answer:
+    lost = seen.of(State.UNMAPPED)
+    total = len(seen.answer.modules)
+    if seen.answer.message is not None:
+        return REFUSED
+    if not lost:
+        return clear("modules with a place in the served model", total, "engine")
+    return Fired(
+        cause=f"{_engine(seen)} drops {len(lost):,} of {total:,} modules without a word: their "
+        f"names lead to no module that it serves ({some([m.key for m in lost], 2)}).",
+        remedy=f"Rewrite the names: {seen.fix}.",
+        evidence=(
+            told("unmapped modules", len(lost), "engine"),
+            told("modules", total, "header"),
+        ),
+    )
+
+
+def _no_effect(seen: Seen) -> Answer:
+    if seen.answer.message is not None:
+        return REFUSED
+    if seen.verdict != "no_effect":
+        return clear("modules applied", sum(m.scale_applied is not None for m in
+                     seen.answer.modules), "engine")  # fmt: skip
+    unmapped = any(m.state is State.UNMAPPED for m in seen.answer.modules)
+    idle = all(m.scale_expected == 0 for m in seen.answer.modules)
+    why = "the engine leaves every module of it out"
+    if unmapped:
+        why = "no name of it leads to a served module"
+    elif idle:
+        why = "its scale is 0"
+    total = len(seen.answer.modules)
+    return Fired(
+        cause=f"Requests with this adapter are answered by the base model alone: {why}. "
+        f"{_engine(seen)} loads it and says nothing.",
+        remedy="Do not deploy it. "
+        + (f"If only its names are wrong: {seen.fix}." if unmapped else "Look at what it lacks."),
+        evidence=(told("modules applied", 0, "engine"), told("modules", total, "header")),
+    )
+
+
+def _scale(seen: Seen) -> Answer:
+    if seen.answer.message is not None:
+        return REFUSED
+    wrong = seen.of(State.WRONG_SCALE)
+    if not wrong:
+        scales = {m.scale_applied for m in seen.answer.modules if m.scale_applied is not None}
+        return clear("scales applied", ", ".join(f"{s:g}" for s in sorted(scales)) or "none",
+                     "engine")  # fmt: skip
+    first = wrong[0]
+    meant, applied = first.scale_expected or 0.0, first.scale_applied or 0.0
+    return Fired(
+        cause=f"{_engine(seen)} adds {len(wrong):,} modules at another scale than training meant: "
+        f"{first.module} at {applied:g} instead of {meant:g}.",
+        remedy=f"Fold the scale into the weights: {seen.fix}.",
+        evidence=(
+            told("scale meant", meant, "config"),
+            told("scale applied", applied, "engine"),
+            told("modules at a wrong scale", len(wrong), "engine"),
+        ),
+    )
+
+
+def _doubled(seen: Seen) -> Answer:
+    if seen.answer.message is not None:
+        return REFUSED
+    twice = seen.of(State.DOUBLED)
+    if not twice:
+        return clear("modules loaded over one another", 0, "engine")
+    return Fired(
+        cause=f"{len(twice):,} modules are loaded and then overwritten by another module of the "
+        f"same adapter ({some([m.key for m in twice], 2)}).",
+        remedy="Two adapters or two names of one module were saved into one file: save again with "
+        "one of them.",
+        evidence=(told("modules overwritten", len(twice), "engine"),),
+    )
+
+
+def _left_out(seen: Seen) -> Answer:
+    if seen.answer.message is not None:
+        return REFUSED
+    out = [m for m in seen.of(State.IGNORED) if not m.detail.startswith("it adds nothing")]
+    if not out:
+        return clear("modules that the engine leaves out", 0, "engine")
+    details = list(dict.fromkeys(m.detail for m in out))
+    return Fired(
+        cause=f"{_engine(seen)} leaves {len(out):,} of {len(seen.answer.modules):,} modules out in "
+        f"silence: {'; '.join(details[:2])}.",
+        remedy="Start the engine so that it takes them (for a tower: "
+        "--enable-tower-connector-lora; see --lora-target-modules), or train without them.",
+        evidence=(told("modules left out", len(out), "engine"),),
+    )
+
+
+def _padded(seen: Seen) -> Answer:
+    if seen.answer.message is not None:
+        return REFUSED
+    cut = seen.of(State.SHAPE_MISMATCH)
+    if not cut:
+        return clear("modules cut or padded", 0, "engine")
+    return Fired(
+        cause=f"{len(cut):,} modules do not have the served module's sizes, and {_engine(seen)} "
+        f"fills what is missing with zeros instead of refusing: {cut[0].module}: {cut[0].detail}.",
+        remedy="Use the base model that the adapter was trained on.",
+        evidence=(told("modules cut or padded", len(cut), "engine"),),
+    )
+
+
+def _rank_limit(seen: Seen) -> Answer:
+    limits = dict(seen.answer.limits)
+    limit = next((v for k, v in limits.items() if "rank" in k and isinstance(v, int)), None)
+    ranks = [r for r in (seen.adapter.config.rank, *dict(seen.adapter.config.rank_pattern).values(),
+                         *(m.rank for m in seen.adapter.modules)) if r is not None]  # fmt: skip
+    if limit is None:
+        return clear("limit on ranks", "none", "engine")
+    if not ranks:
+        return NotEvaluable(("a rank",))
+    highest = max(ranks)
+    evidence = (told("highest rank", highest, "header"), told("limit", limit, "engine"))
+    if highest <= limit:
+        return Clear(evidence)
+    return Fired(
+        cause=f"The adapter has rank {highest:,}, above the {limit:,} that {_engine(seen)} "
+        "allocates for.",
+        remedy=f"Start it with --max-lora-rank {_next_limit(seen, highest):,}.",
+        evidence=evidence,
+    )
+
+
+def _next_limit(seen: Seen, rank: int) -> int:
+    """The least limit that holds the rank; vLLM takes certain ones only (config/lora.py)."""
+    if seen.options.engine != "vllm":
+        return rank
+    from ullage.adapters.vllm import MAX_RANKS
+
+    return next((limit for limit in MAX_RANKS if limit >= rank), rank)
+
+
+def _wasted_rank(seen: Seen) -> Answer:
+    limits = dict(seen.answer.limits)
+    limit = next((v for k, v in limits.items() if "rank" in k and isinstance(v, int)), None)
+    ranks = [m.rank for m in seen.adapter.modules if m.rank is not None]
+    slot = seen.answer.slot_bytes
+    if slot is None or limit is None or not ranks:
+        return NotEvaluable(("bytes of an adapter slot",))
+    highest = max(ranks)
+    evidence = (
+        told("slot", slot, "modelled", "bytes"),
+        told("highest rank", highest, "header"),
+        told("limit", limit, "engine"),
+    )
+    if limit < 4 * highest or limit <= 16:
+        return Clear(evidence)
+    return Fired(
+        cause=f"Every slot is allocated for rank {limit:,} and takes {slot:,} bytes on each rank "
+        f"of tensor parallelism; this adapter has rank {highest:,}.",
+        remedy=f"If no other adapter needs it, start the engine with --max-lora-rank "
+        f"{_next_limit(seen, highest):,}: a slot then takes a {limit // highest}th of that.",
+        evidence=evidence,
+    )
+
+
+RULES = (
+    Rule("L001", "Adapter modules and the served module tree", Severity.error, "adapter: engine",
+         why="Engines look at the last part of a name when they load an adapter, and at all of it "
+         "when they apply it; a module whose whole name leads nowhere is dropped without a word.",
+         fix="Rewrite the keys to the names that the engine serves, with `ullage adapter fix`.",
+         source="vllm 0.32: lora/lora_model.py (check_unexpected_modules), lora/model_manager.py "
+         "(activate_adapter); vllm#34186, vllm#48019",
+         example="base_model.model.model.layers.0.self_attn.q_proj on a model served as "
+         "language_model.model.layers…", check=_unmapped),
+    Rule("L002", "Effect of the adapter", Severity.error, "adapter: engine",
+         why="An adapter that changes nothing loads without an error, and its requests are "
+         "answered by the base model.",
+         fix="Correct the names, or train the adapter, and check again.",
+         source="vllm 0.32: lora/model_manager.py, activate_adapter (a debug line at most)",
+         example="an adapter saved under torch.compile: base_model.model._orig_mod.…",
+         check=_no_effect),
+    Rule("L003", "Scale of every module", Severity.error, "adapter: engine",
+         why="The product B·A is added times alpha/r, with rsLoRA times alpha/√r, and patterns "
+         "give modules their own; an engine that reads less of the configuration adds too little "
+         "or too much.",
+         fix="Fold the difference into B with `ullage adapter fix`, or use an engine version that "
+         "reads the field.",
+         source="PEFT 0.21: tuners/lora/layer.py; vllm 0.32: lora/peft_helper.py; vllm#10798, "
+         "sglang#40835", example="use_rslora true on an engine that ignores it: √r too weak",
+         check=_scale),
+    Rule("L004", "One module, one pair of matrices", Severity.error, "adapter: engine",
+         why="Two pairs that lead to one served module overwrite each other, and half of what was "
+         "trained is lost.",
+         fix="Save one adapter, under one name for every module.",
+         source="vllm 0.32: lora/lora_model.py, from_lora_tensors",
+         example="model.layers.0… and model.language_model.layers.0… in one file",
+         check=_doubled),
+    Rule("L005", "Modules that the engine takes", Severity.error, "adapter: engine",
+         why="Towers, embeddings and modules outside --lora-target-modules pass the check of names "
+         "and are then left out.",
+         fix="Start the engine so that it takes them, or train without them.",
+         source="vllm 0.32: lora/model_manager.py, _create_lora_modules",
+         example="model.visual.blocks.0.attn.qkv without --enable-tower-connector-lora",
+         check=_left_out),
+    Rule("L006", "Matrices that fill their slot", Severity.error, "adapter: engine",
+         why="A matrix that is too large is an error of torch's; one that is too small is copied "
+         "into a corner of its slot, and the rest counts as zero.",
+         fix="Use the base model that the adapter was trained on.",
+         source="vllm 0.32: lora/layers/base_linear.py, set_lora",
+         example="an adapter of a 1,024 wide model on a 2,048 wide one", check=_padded),
+    Rule("L007", "Rank against the engine's limit", Severity.error, "adapter: engine",
+         why="Slots are allocated for one greatest rank when the engine starts, by default 16 in "
+         "vLLM; an adapter above it is refused.",
+         fix="Raise --max-lora-rank to the next value that the engine takes.",
+         source="vllm 0.32: lora/peft_helper.py, validate_legal; config/lora.py; ms-swift#4221, "
+         "vllm#2847", example="r 64 with the default --max-lora-rank 16", check=_rank_limit),
+    Rule("L008", "Slots and the rank that fills them", Severity.info, "adapter: engine",
+         why="A slot costs memory for the greatest rank in every module, whatever the adapter "
+         "holds; the memory is missing from the KV cache.",
+         fix="Lower --max-lora-rank to what the adapters have.",
+         source="vllm 0.32: lora/layers/*, create_lora_weights",
+         example="--max-lora-rank 256 for adapters of rank 8", check=_wasted_rank),
+)  # fmt: skip
