@@ -60,25 +60,22 @@ def names_and_shapes(made: Anatomy) -> dict[str, tuple[int, ...]]:
     }
 
 
+NAMED_BY_DEFAULT = """
+BigBirdForMaskedLM BigBirdForCausalLM LukeForMaskedLM LayoutLMForMaskedLM LongformerForMaskedLM
+NystromformerForMaskedLM MraForMaskedLM RoCBertForMaskedLM RoCBertForCausalLM RoFormerForMaskedLM
+RoFormerForCausalLM YosoForMaskedLM RemBertForMaskedLM RemBertForCausalLM EsmcForMaskedLM
+FNetForMaskedLM UltrabertForMaskedLM LEDForConditionalGeneration LongT5ForConditionalGeneration
+PegasusXForConditionalGeneration Speech2TextForConditionalGeneration
+Pop2PianoForConditionalGeneration ProphetNetForConditionalGeneration ProphetNetForCausalLM
+MoonshineForConditionalGeneration UdopForConditionalGeneration
+SwitchTransformersForConditionalGeneration NllbMoeForConditionalGeneration
+FSMTForConditionalGeneration TrOCRForCausalLM BigBirdPegasusForConditionalGeneration
+BigBirdPegasusForCausalLM CTRLLMHeadModel SeamlessM4TForTextToText SeamlessM4Tv2ForTextToText
+DiaForConditionalGeneration T5EncoderModel UMT5EncoderModel
+""".split()  # noqa: SIM905
 # (class, changes to its defaults): read to the last element, and named as on disk
 NAMED: list[tuple[str, Change]] = [
-    *(
-        (name, {})
-        for name in (
-            "BigBirdForMaskedLM BigBirdForCausalLM LukeForMaskedLM LayoutLMForMaskedLM "
-            "LongformerForMaskedLM NystromformerForMaskedLM MraForMaskedLM RoCBertForMaskedLM "
-            "RoCBertForCausalLM RoFormerForMaskedLM RoFormerForCausalLM YosoForMaskedLM "
-            "RemBertForMaskedLM RemBertForCausalLM EsmcForMaskedLM FNetForMaskedLM "
-            "UltrabertForMaskedLM LEDForConditionalGeneration LongT5ForConditionalGeneration "
-            "PegasusXForConditionalGeneration Speech2TextForConditionalGeneration "
-            "Pop2PianoForConditionalGeneration ProphetNetForConditionalGeneration "
-            "ProphetNetForCausalLM MoonshineForConditionalGeneration UdopForConditionalGeneration "
-            "SwitchTransformersForConditionalGeneration NllbMoeForConditionalGeneration "
-            "FSMTForConditionalGeneration TrOCRForCausalLM BigBirdPegasusForConditionalGeneration "
-            "BigBirdPegasusForCausalLM CTRLLMHeadModel SeamlessM4TForTextToText "
-            "SeamlessM4Tv2ForTextToText T5EncoderModel UMT5EncoderModel"
-        ).split()  # noqa: SIM905
-    ),
+    *((name, {}) for name in NAMED_BY_DEFAULT),
     ("BigBirdForMaskedLM", {"use_bias": False, "attention_type": "original_full"}),
     ("LukeForMaskedLM", {"entity_emb_size": 768}),
     ("LukeForMaskedLM", {"use_entity_aware_attention": False}),
@@ -118,6 +115,8 @@ COUNTED: list[tuple[str, Change]] = [
     ("Kosmos2ForConditionalGeneration", {}),
     ("Kosmos2_5ForConditionalGeneration", {}),
     ("Pix2StructForConditionalGeneration", {}),
+    ("CohereAsrForConditionalGeneration", {}),
+    ("CanaryForConditionalGeneration", {}),
 ]
 
 

@@ -29,7 +29,7 @@ from ullage.anatomy.spec import (
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The two stacks and how each knows positions."""
+    """The two stacks and how each knows positions; `sizes` as in `ModelSpec.family_sizes`."""
 
     encoder: tuple[LayerSpec, ...]
     decoder: tuple[LayerSpec, ...]
@@ -37,6 +37,7 @@ class Stacks:
     decoder_positions: Positions
     max_positions: int
     encoder_hidden_size: int | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 def read_stacks(text: Section, around: list[Section], family: Family) -> Stacks:
@@ -176,6 +177,19 @@ def _table(family: Family, rows: int) -> Positions:
     return Positions("sinusoidal" if family.positions == "sinusoidal" else "learned", stored)
 
 
+def _cross(text: Section, own: Attention) -> Attention:
+    """Cross-attention with heads of its own where the configuration counts them (Dia)."""
+    heads = text.optional_integer("cross_num_attention_heads", maximum=MAX_HEADS) or own.num_heads
+    kv_heads = text.optional_integer("cross_num_key_value_heads", maximum=MAX_HEADS)
+    head_dim = text.optional_integer("cross_head_dim", maximum=MAX_WIDTH) or own.head_dim
+    kv_heads = kv_heads or own.num_kv_heads
+    if heads % kv_heads:
+        raise text.error("cross_num_key_value_heads", kv_heads, f"a divisor of {heads}")
+    return replace(
+        own, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=head_dim
+    )
+
+
 def _encoder_section(outer: Section, key: str) -> Section | None:
     """The encoder's configuration over its class's defaults, which stand alone if it is absent."""
     root = class_defaults(str(outer.values.get("model_type")))
@@ -200,6 +214,7 @@ def _nested(text: Section, around: list[Section], family: Family, encoder_key: s
         raise outer.reading.error(
             "missing", field=outer.field(encoder_key), expected="the encoder's configuration"
         )
+    outer.ignore("delay_pattern", *outer.names("norm_eps"))  # the stacks say theirs
     side.ignore("model_type", "architectures", "dtype", "torch_dtype", "tie_word_embeddings")
     # its norms and its limits are taken to be the decoder's; neither has a size
     for name in ("norm_eps", "max_position_embeddings", "final_logit_softcapping", "vocab_size"):
@@ -209,7 +224,7 @@ def _nested(text: Section, around: list[Section], family: Family, encoder_key: s
     own = read_attention(text, family, "full")
     hidden = text.integer("hidden_size", maximum=MAX_WIDTH)
     wide = side.integer("hidden_size", maximum=MAX_WIDTH)
-    cross = replace(own, causal=False, rope=None, qk_norm=None)
+    cross = _cross(text, replace(own, causal=False, rope=None, qk_norm=None))
     longest = text.optional_integer("max_position_embeddings") or 0
     for key in side.unread():
         text.reading.unknown(key, "not understood", "weights")
@@ -220,4 +235,5 @@ def _nested(text: Section, around: list[Section], family: Family, encoder_key: s
         decoder_positions=Positions("rope"),
         max_positions=longest,
         encoder_hidden_size=None if wide == hidden else wide,
+        sizes=(("encoder_vocab_size", side.integer("vocab_size", maximum=1 << 28)),),
     )

@@ -145,7 +145,9 @@ def _read(
         logit_soft_cap=text.optional_number("final_logit_softcapping"),
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
         per_layer_input=_per_layer_input(text),
-        family_sizes=_family_sizes(text, family, hidden_size) + _outer_sizes(found),
+        family_sizes=_family_sizes(text, family, hidden_size)
+        + _outer_sizes(found)
+        + (stacks.sizes if stacks else ()),
         towers=read_towers(found.around, text, hidden_size, family.apart),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
@@ -164,7 +166,7 @@ def _check_row(found: Found) -> None:
     text, family = found.text, found.family
     for key, wanted in family.requires.items():
         value = text.values.get(key, text.defaults.get(key, wanted))
-        if value != wanted:
+        if value not in (None, wanted):
             raise UnsupportedModel(
                 f"{show(value)} in the family {family.name}",
                 file=text.reading.file,

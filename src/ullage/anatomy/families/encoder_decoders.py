@@ -173,6 +173,22 @@ ENCODER_DECODER_ROWS: tuple[Family, ...] = (
         },
         ignored=("image_size",),
     ),
+    # a decoder over several channels of audio codes
+    Family(
+        "dia",
+        kind="encoder-decoder",
+        base="dia_decoder",
+        mlp_bias=False,
+        q_bias=False,
+        kv_bias=False,
+        o_bias=False,
+        cross_attention=True,
+        sizes=("num_channels",),
+        encoder_key="encoder_config",
+        decoder_key="decoder_config",
+        apart=("encoder_config", "decoder_config"),
+        ignored=("cross_hidden_size",),
+    ),
     Family(
         "t5gemma",
         kind="encoder-decoder",
@@ -192,4 +208,5 @@ ENCODER_DECODER_MEMBERS: dict[str, str] = {
     "plbart": "bart",
     "mvp": "bart",
     "t5_gemma_module": "t5gemma",
+    "dia_decoder": "dia",
 }

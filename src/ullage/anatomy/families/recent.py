@@ -245,6 +245,31 @@ RECENT_ROWS: tuple[Family, ...] = (
         ),
         unpriced="aligner_num_add_layers",
     ),
+    # The n-gram tables of its largest release are not understood.
+    Family(
+        "qwen4_exp_text",
+        qk_norm="head",
+        unit_offset=True,
+        linear="gated_delta_net",
+        output_gate="element",
+        shared_gate=True,
+        mlp_bias=False,
+        final_norm=False,
+        plan="interval",
+        requires={"ple_layer_ids": []},
+        sizes=("hc_count", "hc_lowrank"),
+        ignored=(
+            "heads_per_ngram",
+            "make_ngram_vocab_size_divisible_by",
+            "ngram_size",
+            "ngram_vocab_size_base",
+            "number_of_conv_states",
+            "ple_conv_kernel_size",
+            "ple_embed_dim",
+            "seed",
+            "split_ngram_parts",
+        ),
+    ),
     # --- latent attention
     Family("hy_v4", **_MLA, ignored=("hc_magnitude", "learnable_sink_init", "qk_head_dim")),
     Family("axk2", **_MLA, sizes=("gated_norm_rank",)),
@@ -327,6 +352,7 @@ RECENT_ROWS: tuple[Family, ...] = (
 # Model types whose family has another name.
 RECENT_MEMBERS: dict[str, str] = {
     "gemma4_unified_text": "gemma4",
+    "qwen4_exp": "qwen4_exp_text",
     "ernie4_5_vl_moe_text": "ernie4_5_vl_moe",
     "unlimited_ocr_text": "unlimited_ocr",
 }

@@ -15,7 +15,7 @@ from ullage.anatomy.families.encoder_decoders import (
 from ullage.anatomy.families.encoders import ENCODER_MEMBERS, ENCODER_ROWS
 from ullage.anatomy.families.family import GENERIC, Family
 from ullage.anatomy.families.llama import LLAMA_ROWS
-from ullage.anatomy.families.older import OLDER_ROWS
+from ullage.anatomy.families.older import OLDER_MEMBERS, OLDER_ROWS
 from ullage.anatomy.families.others import OTHER_ROWS
 from ullage.anatomy.families.rare import RARE_ROWS
 from ullage.anatomy.families.recent import RECENT_MEMBERS, RECENT_ROWS
@@ -80,6 +80,7 @@ MEMBERS: dict[str, str] = {
     **RECENT_MEMBERS,
     **ENCODER_MEMBERS,
     **ENCODER_DECODER_MEMBERS,
+    **OLDER_MEMBERS,
 }
 
 # Where model_type says nothing known, the class that the checkpoint asks for may.

@@ -38,6 +38,11 @@ _PROPHET = {
     "down": "{mlp}.output",
     "post2": "feed_forward_layer_norm",
 }
+_DIA = {
+    "attn": "self_attention",
+    "pre1": "pre_sa_norm",
+    "gate_up": "{mlp}.gate_up_proj",
+}
 _T5GEMMA = {
     "pre1": "pre_self_attn_layernorm",
     "post1": "post_self_attn_layernorm",
@@ -277,6 +282,27 @@ ENCODER_DECODER_ROWS: dict[str, Row] = {
             ),
         ),
     ),
+    "dia": Row(
+        paths={
+            **_DIA,
+            "root": "model.decoder",
+            "embed": "{root}.embeddings.embed",
+            "pre2": "pre_mlp_norm",
+            "cross": "cross_attention",
+            "cross_o": "{cross}.o_proj",
+            "cross_norm": "pre_ca_norm",
+        },
+        encoder="dia_encoder",
+        embed_extra="V*num_channels-1",
+        own_head=True,
+        extras=(
+            Extra("head", "logits_dense.weight", ("num_channels*V", "H"), "lm_head", linear=True),
+        ),
+    ),
+    "dia_encoder": Row(
+        paths={**_DIA, "root": "model.encoder", "pre2": "post_sa_norm"},
+        extras=(Extra("model", "{root}.embedding.weight", ("encoder_vocab_size", "H"), "embed"),),
+    ),
     "t5gemma": Row(
         paths={
             **_T5GEMMA,
@@ -292,6 +318,8 @@ ENCODER_DECODER_ROWS: dict[str, Row] = {
     ),
     "t5gemma_encoder": Row(
         paths={**_T5GEMMA, "root": "model.encoder"},
-        extras=(Extra("model", "{root}.embed_tokens.weight", ("V", "H"), "embed"),),
+        extras=(
+            Extra("model", "{root}.embed_tokens.weight", ("encoder_vocab_size", "H"), "embed"),
+        ),
     ),
 }

@@ -120,6 +120,19 @@ OLDER_NAMES: dict[str, Row] = {
             "lm_head": "{root}.lm_head",
         },
     ),
+    "cohere_asr": Row(
+        paths={
+            "root": "model.decoder",
+            "positions": "{root}.pos_emb",
+            "embed_norm": "{root}.embedding_layernorm",
+            "up": "{mlp}.fc1",
+            "down": "{mlp}.fc2",
+            "cross_norm": "post_attention_layernorm",
+            "cross_o": "{cross}.o_proj",
+            "pre2": "final_layernorm",
+            "lm_head": "proj_out",
+        },
+    ),
     "seamless_m4t": Row(
         "bart_plain",
         {
@@ -134,4 +147,8 @@ OLDER_NAMES: dict[str, Row] = {
     "seamless_m4t_encoder": Row("bart_encoder", {**_SEAMLESS, "root": "text_encoder"}),
 }
 
-OLDER_ALIASES: dict[str, str] = {"flaubert": "xlm", "seamless_m4t_v2": "seamless_m4t"}
+OLDER_ALIASES: dict[str, str] = {
+    "flaubert": "xlm",
+    "seamless_m4t_v2": "seamless_m4t",
+    "canary": "cohere_asr",
+}

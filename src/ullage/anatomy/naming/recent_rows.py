@@ -438,6 +438,41 @@ RECENT_NAMES: dict[str, Row] = {
         encoder="florence2_encoder",
     ),
     "florence2_encoder": Row("bart_encoder", {"root": "model.language_model.encoder"}),
+    "qwen4_exp_text": Row(
+        "qwen3_5_text",
+        {
+            "pre1": "",
+            "pre2": "",
+            "hyper_attn": "",
+            "hyper_ffn": "",
+            "hyper_head": "",
+            "sparse_qk": "{attn}.indexer.index_qk_proj",
+            "sparse_q_norm": "{attn}.indexer.q_layernorm",
+            "sparse_k_norm": "{attn}.indexer.k_layernorm",
+        },
+        extras=(
+            *(
+                extra
+                for scope, path in (
+                    ("model", "{root}.hyper_connection_mixer"),
+                    ("layer", "attn_hyper_connection"),
+                    ("layer", "mlp_hyper_connection"),
+                )
+                for extra in (
+                    _vector(scope, f"{path}.hc_norm.weight", "hc_count*H", role="norm"),
+                    _matrix(
+                        scope, f"{path}.input_mix_weight_down", "hc_lowrank", "hc_count*H", role="hyper"
+                    ),
+                    _matrix(
+                        scope, f"{path}.input_mix_weight_up", "hc_count*H", "hc_lowrank", role="hyper"
+                    ),
+                )
+            ),
+            _matrix("layer", "attn_hyper_connection.block_inject_weight", "hc_count", "hc_count*H", role="hyper"),
+            _matrix("layer", "mlp_hyper_connection.block_inject_weight", "hc_count", "hc_count*H", role="hyper"),
+        ),
+    ),
+    "qwen4_exp": Row("qwen4_exp_text", {"root": "model.language_model"}),
     # a draft that reads its target's states and cache
     "gemma4_assistant": Row(
         "gemma4_text",
@@ -581,5 +616,6 @@ RECENT_ALIASES: dict[str, str] = {
     "Florence2ForConditionalGeneration": "florence2",
     "Gemma4AssistantForCausalLM": "gemma4_assistant",
     "Gemma4UnifiedAssistantForCausalLM": "gemma4_assistant",
+    "Qwen4ExpForConditionalGeneration": "qwen4_exp",
     "Glm5NextForConditionalGeneration": "glm5_next",
 }

@@ -35,15 +35,56 @@ def _flexible_patches(section: Section, _: int) -> TowerSize:
     return TowerSize(depth, hidden, heads, width, total)
 
 
+def _parakeet(section: Section, _: int) -> TowerSize:
+    """A FastConformer: strided convolutions, then half-step feed-forwards around attention and a
+    depthwise convolution, whose batch norm keeps its statistics."""
+    hidden = section.integer("hidden_size", maximum=MAX_WIDTH)
+    depth = section.integer("num_hidden_layers", maximum=MAX_DEPTH)
+    heads = section.integer("num_attention_heads", maximum=MAX_WIDTH)
+    width = section.integer("intermediate_size", maximum=MAX_WIDTH)
+    channels = section.integer("subsampling_conv_channels", maximum=MAX_WIDTH)
+    side = section.integer("subsampling_conv_kernel_size", maximum=1 << 10)
+    stride = section.integer("subsampling_conv_stride", minimum=2, maximum=1 << 10)
+    factor = section.integer("subsampling_factor", maximum=1 << 10)
+    mels = section.integer("num_mel_bins", maximum=MAX_WIDTH)
+    kernel = section.integer("conv_kernel_size", maximum=1 << 10)
+    bias = section.boolean("attention_bias", True, why="default: true")
+    mixed = section.boolean("convolution_bias", True, why="default: true")
+    if section.optional_integer("num_key_value_heads") not in (None, heads):
+        raise section.error(
+            "num_key_value_heads", section.values["num_key_value_heads"], f"{heads}"
+        )
+    section.ignore("max_position_embeddings", "scale_input", "dropout_positions")
+    steps = factor.bit_length() - 1
+    taps = side * side
+    total = linear(taps, channels) + (steps - 1) * (
+        linear(taps, channels) + linear(channels, channels)
+    )
+    total += linear(channels * (mels // stride**steps), hidden)
+    feed_forward = linear(hidden, width, bias) + linear(width, hidden, bias)
+    attention = 4 * linear(hidden, hidden, bias) + hidden * hidden + 2 * hidden
+    convolution = linear(hidden, 2 * hidden, mixed) + linear(kernel, hidden, mixed)
+    convolution += linear(hidden, hidden, mixed) + 4 * hidden + 1
+    layer = 2 * feed_forward + attention + convolution + 10 * hidden
+    return TowerSize(depth, hidden, heads, width, total + depth * layer)
+
+
 OLDER_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
     "pix2struct_vision_model": _flexible_patches,
     "kosmos_2_5_vision_model": _flexible_patches,
+    "parakeet_encoder": _parakeet,
 }
 
 
 def _nothing(root: Section, hidden: int, text: int) -> int:  # noqa: ARG001
     """Read by cross-attention, whose matrices lie in the decoder."""
+    root.ignore("projection_dim", "logit_scale_init_value", "image_text_hidden_size", "is_vqa")
+    root.ignore("label_smoothing")
     return 0
+
+
+def _one_linear(root: Section, hidden: int, text: int) -> int:  # noqa: ARG001
+    return linear(hidden, text)
 
 
 def _git(root: Section, hidden: int, text: int) -> int:  # noqa: ARG001
@@ -58,6 +99,8 @@ def _kosmos(root: Section, hidden: int, text: int) -> int:
 
 OLDER_PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "blip": _nothing,
+    "canary": _nothing,
+    "cohere_asr": _one_linear,
     "pix2struct": _nothing,
     "git": _git,
     "kosmos-2": _kosmos,

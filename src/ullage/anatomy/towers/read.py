@@ -64,7 +64,17 @@ _NOT_TOWERS = frozenset(
         *APART,
     )
 )
-_HEARD = ("audio", "speech", "acoustic", "sound", "voice", "codec", "semantic", "diffusion")
+_HEARD = (
+    "audio",
+    "speech",
+    "acoustic",
+    "sound",
+    "voice",
+    "codec",
+    "semantic",
+    "diffusion",
+    "parakeet",
+)
 
 
 def read_towers(
@@ -147,11 +157,10 @@ def _tower(
     default_type: str,
     text_hidden: int,
 ) -> Tower:
-    modality: Literal["vision", "audio"] = (
-        "audio" if any(word in key for word in _HEARD) else "vision"
-    )
     stated = values.get("model_type")
     named = stated if isinstance(stated, str) and stated else default_type
+    heard = any(word in key or word in named for word in _HEARD)
+    modality: Literal["vision", "audio"] = "audio" if heard else "vision"
     candidates = (
         f"{root_type} {named}",
         named,

@@ -15,6 +15,7 @@ from ullage.anatomy.towers.sizes import (
     TowerSize,
     biased_layer,
     linear,
+    qwen3_vl,
 )
 
 
@@ -453,6 +454,7 @@ RECENT_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
     "deepseek_ocr2_vision": _deepseek_ocr2,
     "ernie4_5_vl_moe_vision": _ernie_vl,
     "molmo2_vision": _molmo2_vision,
+    "qwen4_exp_vision": qwen3_vl,
     "molmo2_adapter": _molmo2_adapter,
     "florence_vision": _florence,
     "idefics_vision": _idefics_vision,
