@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from math import isinf, isnan
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ullage.deep.formats import FLOATS, decode, decode_one
 from ullage.deep.names import is_scale
 from ullage.deep.readings import DeepScan, TensorReading
 from ullage.deep.scan import scan_checkpoint
+from ullage.deep.sums import TensorSum
 from ullage.errors import MalformedCheckpoint
 
 torch = pytest.importorskip("torch")
@@ -304,6 +306,44 @@ def test_a_file_that_shrinks_is_one_sentence(tmp_path: Path) -> None:
         stream.truncate(200)
     with pytest.raises(MalformedCheckpoint, match="shrank"):
         scan_checkpoint(index)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_fault_in_one_shard_ends_all_threads(tmp_path: Path, monkeypatch, jobs, compiled) -> None:
+    monkeypatch.setattr(windows_module, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(windows_module, "CHUNK_BYTES", 4096)
+    raw = bytes(range(256)) * 1024
+    for number in range(6):
+        name = f"model-{number}.safetensors"
+        write_tensors(tmp_path / name, {f"t.{number}.w": ("F32", (256, 256), raw)})
+    index = read_checkpoint(tmp_path)
+    with (tmp_path / "model-2.safetensors").open("r+b") as stream:
+        stream.truncate(9000)
+    with pytest.raises(MalformedCheckpoint, match="shrank"):
+        scan_checkpoint(index, jobs=jobs, compiled=compiled)
+    monkeypatch.setattr(TensorSum, "add", lambda *_: 1 / 0)  # whoever looks may fail as well
+    with pytest.raises((ZeroDivisionError, MalformedCheckpoint)):
+        scan_checkpoint(index, jobs=jobs, compiled=compiled)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ullage-deep")]
+
+
+@pytest.mark.timeout(20)
+def test_an_interrupt_ends_all_threads(tmp_path: Path, monkeypatch) -> None:
+    for number in range(40):
+        raw = {f"t.{number}.w": ("U8", (64,), bytes(64))}
+        write_tensors(tmp_path / f"model-{number}.safetensors", raw)
+    index = read_checkpoint(tmp_path)
+    fill = windows_module._fill
+    monkeypatch.setattr(windows_module, "_fill", lambda *a: (time.sleep(0.02), fill(*a)))
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scan_checkpoint(index, jobs=2, progress=interrupt)
+    assert not [t for t in threading.enumerate() if t.name.startswith("ullage-deep")]
 
 
 def test_progress_ends_at_all_bytes(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from ullage.deep.windows import MAX_WINDOW_BYTES, Bytes, Item, read_windows
 MAX_JOBS = 4
 WINDOWS_AHEAD = 5
 """How many windows are read before they are looked at: more than the 8 MiB that Linux at most reads
-ahead at once, so that looking goes on while the disk is waited for."""
+ahead at once, so that numpy goes on while the disk is waited for."""
+COMPILED_AHEAD = 2
+"""Machine code is faster than disks are, and windows that stay in the cache help it more."""
 COMPILED_FROM_BYTES = 4 << 30
 """From here on machine code is worth the third of a second that importing numba takes. Measured:
 benchmarks/deep/RESULTS.md."""
@@ -56,7 +58,11 @@ def scan_checkpoint(
     look = _machine_code(index) if compiled else None
     # numpy's many short calls hand the interpreter's lock to and fro between threads, which costs
     # more than the calls do; so then one thread looks at what the others read.
-    work = _Work(index, look or chunks.look, num_readers=jobs, num_lookers=jobs if look else 1)
+    work = (
+        _Work(index, look, num_readers=jobs, num_lookers=jobs, ahead=COMPILED_AHEAD)
+        if look
+        else _Work(index, chunks.look, num_readers=jobs, num_lookers=1, ahead=WINDOWS_AHEAD)
+    )
     try:
         for thread in work.threads:
             thread.start()
@@ -96,7 +102,13 @@ class _Work:
     """
 
     def __init__(
-        self, index: CheckpointIndex, look: Look, *, num_readers: int, num_lookers: int
+        self,
+        index: CheckpointIndex,
+        look: Look,
+        *,
+        num_readers: int,
+        num_lookers: int,
+        ahead: int,
     ) -> None:
         by_file: dict[str, list[TensorEntry]] = {}
         for tensor in index.tensors:
@@ -118,7 +130,7 @@ class _Work:
             threading.Thread(target=self._guard, args=(task,), name=f"ullage-deep-{n}", daemon=True)
             for n, task in enumerate(tasks)
         ]
-        for _ in range(WINDOWS_AHEAD + self.num_readers + num_lookers):
+        for _ in range(ahead + self.num_readers + num_lookers):
             self.free.put(np.empty(MAX_WINDOW_BYTES, np.uint8))
 
     def end(self) -> None:
@@ -151,7 +163,7 @@ class _Work:
 
     def _next_file(self) -> tuple[str, list[TensorEntry]] | None:
         with self.lock:
-            return self.files.pop() if self.files else None
+            return self.files.pop() if self.files and not self.ended else None
 
     def _look(self) -> None:
         """A looker's whole life: window after window until the readers are done."""
