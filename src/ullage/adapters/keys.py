@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ullage.adapters.adapter import AdapterKey, Matrix
+from ullage.adapters.methods import OTHER_PARAMETERS
 
 # Words for LoRA's own parameters. PEFT 0.21.2 (tuners/lora/layer.py), MLX (mlx_lm 0.32.2
 # tuner/lora.py) and torchtune 0.6.1 (modules/peft/lora.py), Megatron's adapters, kohya's scripts.
@@ -25,9 +26,13 @@ _MATRICES = {
     "lora_embedding_A": Matrix.EMBEDDING_A,
     "lora_embedding_B": Matrix.EMBEDDING_B,
     "lora_magnitude_vector": Matrix.MAGNITUDE,
-    "magnitude": Matrix.MAGNITUDE,
     "trainable_tokens_delta": Matrix.TOKENS,
 }
+_WORDS = frozenset((*_MATRICES, *OTHER_PARAMETERS))
+_LEAVES = frozenset(("weight", "bias"))
+# torchtune's DoRA: a parameter, not a module; one of this name with a weight is the model's own.
+_BARE = {"magnitude": Matrix.MAGNITUDE}
+
 # Megatron's adapters are modules of their own below the adapted one: `adapter.linear_in.weight`.
 _LINEARS = {"linear_in": Matrix.A, "linear_out": Matrix.B}
 
@@ -46,123 +51,13 @@ _SITES = {
     "adapter_up": "linear_fc1_up",
 }
 
-# Words for the parameters of other methods, and the PEFT type that they betray
-# (PEFT 0.21.2, tuners/*/layer.py: adapter_layer_names and the buffers saved with them).
-OTHER_PARAMETERS = {
-    "lora_E": "ADALORA",
-    "ranknum": "ADALORA",
-    "lora_diag": "LORA",
-    "lora_monteclora_sampler": "LORA",
-    "vera_A": "VERA",
-    "vera_B": "VERA",
-    "vera_lambda_b": "VERA",
-    "vera_lambda_d": "VERA",
-    "pvera_A": "PVERA",
-    "pvera_B": "PVERA",
-    "pvera_lambda_b": "PVERA",
-    "pvera_lambda_d": "PVERA",
-    "ia3_l": "IA3",
-    "hada_w1_a": "LOHA",
-    "hada_w1_b": "LOHA",
-    "hada_w2_a": "LOHA",
-    "hada_w2_b": "LOHA",
-    "hada_t1": "LOHA",
-    "hada_t2": "LOHA",
-    "lokr_w1": "LOKR",
-    "lokr_w1_a": "LOKR",
-    "lokr_w1_b": "LOKR",
-    "lokr_w2": "LOKR",
-    "lokr_w2_a": "LOKR",
-    "lokr_w2_b": "LOKR",
-    "lokr_t2": "LOKR",
-    "oft_R": "OFT",
-    "oft_embedding_R": "OFT",
-    "oft_r": "OFT",
-    "oft_s": "OFT",
-    "boft_R": "BOFT",
-    "boft_s": "BOFT",
-    "hra_u": "HRA",
-    "road_theta": "ROAD",
-    "road_alpha": "ROAD",
-    "randlora_A": "RANDLORA",
-    "randlora_B": "RANDLORA",
-    "randlora_lambda": "RANDLORA",
-    "randlora_gamma": "RANDLORA",
-    "fourierft_spectrum": "FOURIERFT",
-    "waveft_spectrum": "WAVEFT",
-    "vblora_logits_A": "VBLORA",
-    "vblora_logits_A_topk_indices": "VBLORA",
-    "vblora_logits_A_topk_weights": "VBLORA",
-    "vblora_logits_B": "VBLORA",
-    "vblora_logits_B_topk_indices": "VBLORA",
-    "vblora_logits_B_topk_weights": "VBLORA",
-    "vblora_vector_bank": "VBLORA",
-    "unilora_theta_d": "UNILORA",
-    "unilora_indices_A": "UNILORA",
-    "unilora_indices_B": "UNILORA",
-    "unilora_scales_A": "UNILORA",
-    "unilora_scales_B": "UNILORA",
-    "shira_weight": "SHIRA",
-    "shira_indices": "SHIRA",
-    "c3a_kernel": "C3A",
-    "miss_block": "MISS",
-    "bone_block": "BONE",
-    "hira_A": "HIRA",
-    "hira_B": "HIRA",
-    "hira_embedding_A": "HIRA",
-    "hira_embedding_B": "HIRA",
-    "gralora_A": "GRALORA",
-    "gralora_B": "GRALORA",
-    "gralora_A_general": "GRALORA",
-    "gralora_B_general": "GRALORA",
-    "delora_A": "DELORA",
-    "delora_B": "DELORA",
-    "delora_lambda": "DELORA",
-    "delora_w_norm": "DELORA",
-    "osf_svd_params": "OSF",
-    "ln_tuning_layers": "LN_TUNING",
-    "poly_lora_A": "POLY",
-    "poly_lora_B": "POLY",
-    "poly_router": "POLY",
-    "lily_A": "LILY",
-    "lily_B": "LILY",
-    "lily_router": "LILY",
-    "psoft_R": "PSOFT",
-    "psoft_A": "PSOFT",
-    "psoft_B": "PSOFT",
-    "psoft_alpha": "PSOFT",
-    "psoft_beta": "PSOFT",
-    "peanut_A": "PEANUT",
-    "peanut_B": "PEANUT",
-    "peanut_encoders": "PEANUT",
-    "peanut_decoders": "PEANUT",
-    "tinylora_v": "TINYLORA",
-    "tinylora_A": "TINYLORA",
-    "tinylora_B": "TINYLORA",
-    "tinylora_P": "TINYLORA",
-    "adamss_A": "ADAMSS",
-    "adamss_B": "ADAMSS",
-    "beft_bias": "BEFT",
-    "deft_P": "DEFT",
-    "deft_R": "DEFT",
-    "frod_lambda_l": "FROD",
-    "frod_lambda_s_values": "FROD",
-    "supertuning_values": "SUPERTUNING",
-    "supertuning_lora_A": "SUPERTUNING",
-    "supertuning_lora_B": "SUPERTUNING",
-    "adaption_gate": "ADAPTION_PROMPT",
-    "adaption_prompt": "ADAPTION_PROMPT",
-    "prompt_embeddings": "PROMPT_LEARNING",
-    "prefix_task_cols": "MULTITASK_PROMPT_TUNING",
-    "prefix_task_rows": "MULTITASK_PROMPT_TUNING",
-    "internal_xlora_classifier": "XLORA",
-}
+_FUSED_PARTS = frozenset(site for site in _SITES if not site.startswith("lora_"))
+
 # Words that PEFT (or another writer) puts between the adapted module and its parameter. The one
 # that carries an adapter's name is followed by it.
 _NAMED_INFIX = "modules_to_save"
-_INFIXES = frozenset(
-    ("base_layer", "original_module", "token_adapter", "adapter", "adapter_layer", _NAMED_INFIX)
-)
+_INFIXES = frozenset(("base_layer", "original_module", "token_adapter", _NAMED_INFIX))
+_MEGATRON_INFIXES = _INFIXES | {"adapter", "adapter_layer"}
 
 # What wraps a whole model, and stands before its tree: torch's DDP and DeepSpeed (`module`),
 # Lightning and RL trainers. Only words in front count: models have their own `model`, `module`.
@@ -190,40 +85,45 @@ def parse_key(text: str) -> AdapterKey:
     parts = text.split(".")
     end, word, matrix, name = _parameter(parts)
     wrappers, path = _path(parts[:end])
-    if matrix is Matrix.SAVED:
-        path, infixes, name = _infixes(path)
-        kept = word == "weight" and "base_layer" in infixes[-1:]
-        if kept or "original_module" in infixes[-1:]:
-            matrix = Matrix.BASE
+    if word in _LINEARS:
+        path, infixes = _megatron_infixes(path)
     else:
-        path, infixes, _ = _infixes(path)
+        path, infixes, saved_name = _infixes(path)
+        name = saved_name if matrix is Matrix.SAVED else name
+    if matrix is Matrix.SAVED and infixes:
+        kept = infixes[-1] == "base_layer" and word == "weight"
+        matrix = Matrix.BASE if kept or infixes[-1] == "original_module" else matrix
     return AdapterKey(text, (*wrappers, *infixes), ".".join(path), matrix, name, word)
 
 
 def _parameter(parts: Sequence[str]) -> tuple[int, str, Matrix, str | None]:
     """Where the path ends, the writer's word for the parameter, what it is, the adapter's name."""
     last = len(parts) - 1
-    leaf = parts[last] if parts[last] in ("weight", "bias") else None
-    # `lora_A.weight`, `lora_A.default.weight`, `lora_A.default`, `lora_A`
-    for position in (last, last - 1, last - 2):
-        if position < 0 or (position == last - 2 and leaf is None):
-            break
-        word = parts[position]
-        matrix = _MATRICES.get(word)
-        if matrix is None and word in OTHER_PARAMETERS:
-            matrix = Matrix.OTHER
-        if matrix is None:
-            continue
-        between = parts[position + 1 : last] if leaf else parts[position + 1 :]
-        if word == "magnitude" and leaf is not None:
-            continue  # torchtune's is bare; a module of this name is the model's own
-        return position, word, _of_leaf(matrix, leaf), between[0] if between else None
-    if last >= 1 and leaf is not None and parts[last - 1] in _LINEARS:
-        matrix = _of_leaf(_LINEARS[parts[last - 1]], leaf)
+    position = last
+    while position >= 0 and parts[position] not in _WORDS:
+        position -= 1
+    if position >= 0:
+        return position, parts[position], *_of_word(parts[position], parts[position + 1 :])
+    if parts[last] not in _LEAVES:
+        return last, parts[last], _BARE.get(parts[last], Matrix.OTHER), None
+    if last >= 2 and parts[last - 1] in _LINEARS and _is_megatron(parts[last - 2]):
+        matrix = _of_leaf(_LINEARS[parts[last - 1]], parts[last])
         return last - 1, parts[last - 1], matrix, None
-    if leaf is not None:
-        return last, leaf, Matrix.SAVED, None
-    return last, parts[last], Matrix.OTHER, None
+    return last, parts[last], Matrix.SAVED, None
+
+
+def _is_megatron(part: str) -> bool:
+    return part in _SITES or part == "adapter"
+
+
+def _of_word(word: str, tail: Sequence[str]) -> tuple[Matrix, str | None]:
+    """What a parameter is by its word and what follows: `[adapter_name] ["weight" | "bias"]`."""
+    matrix = _MATRICES.get(word, Matrix.OTHER)
+    leaf = tail[-1] if tail and tail[-1] in _LEAVES else None
+    names = tail[:-1] if leaf else tail
+    if len(names) > 1:
+        return Matrix.OTHER, names[0]
+    return _of_leaf(matrix, leaf), names[0] if names else None
 
 
 def _of_leaf(matrix: Matrix, leaf: str | None) -> Matrix:
@@ -284,14 +184,24 @@ def _infixes(path: list[str]) -> tuple[list[str], list[str], str | None]:
         at = path.index(_NAMED_INFIX)
         name = path[at + 1]
         return path[:at] + path[at + 2 :], [_NAMED_INFIX], name
-    infixes = [_NAMED_INFIX] if name is not None else []
-    site = path[end - 1] if end > 1 and path[end - 2] in _INFIXES else ""
-    if site in _SITES:
-        end -= 1
-        infixes.insert(0, site)
+    begin = end
     while end > 0 and path[end - 1] in _INFIXES:
         end -= 1
-        infixes.insert(0, path[end])
-    if site in ("adapter_q", "adapter_k", "adapter_v", "adapter_gate", "adapter_up") and end > 0:
-        end -= 1  # a part of the fused module takes its place
-    return path[:end] + ([_SITES[site]] if site in _SITES else []), infixes, name
+    return path[:end], path[end:begin] + ([] if name is None else [_NAMED_INFIX]), name
+
+
+def _megatron_infixes(path: list[str]) -> tuple[list[str], list[str]]:
+    """The path of the module that Megatron's adapter stands for, and the words left out."""
+    end = len(path)
+    site = path[end - 1]
+    if site in _SITES:
+        end -= 1
+    begin = end
+    while end > 0 and path[end - 1] in _MEGATRON_INFIXES:
+        end -= 1
+    left_out = path[end:begin]
+    if site not in _SITES:
+        return path[:end], left_out
+    if site in _FUSED_PARTS and end > 0:
+        end -= 1  # the part takes the place of the fused module
+    return [*path[:end], _SITES[site]], [*left_out, site]
