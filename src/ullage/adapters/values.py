@@ -66,6 +66,28 @@ def read_raw(tensor: AdapterTensor) -> Raw:
     return np.frombuffer(data, dtype=_VIEWS[tensor.dtype]).reshape(tensor.shape)
 
 
+def raw_rows(
+    file: str, start: int, dtype: str, shape: tuple[int, ...], first: int, last: int
+) -> Raw:
+    """Rows first … last−1 of a tensor at offset `start` of `file`, as stored.
+
+    Raises MalformedCheckpoint when the file ends before them.
+    """
+    width = int(np.prod(shape[1:], dtype=np.int64)) * element_bytes(dtype)
+    with open_regular(Path(file)) as (stream, _):
+        stream.seek(start + first * width)
+        data = stream.read((last - first) * width)
+    if len(data) != (last - first) * width:
+        raise MalformedCheckpoint("ends within a tensor", file=file)
+    return np.frombuffer(data, dtype=_VIEWS[dtype]).reshape(last - first, *shape[1:])
+
+
+def decoded(dtype: str, data: bytes, shape: tuple[int, ...]) -> Floats:
+    """Stored bytes as float32 values of `shape`."""
+    raw: Raw = np.frombuffer(data, dtype=_VIEWS[dtype])
+    return floats(dtype, raw.reshape(shape))
+
+
 def floats(dtype: str, raw: Raw) -> Floats:
     """Stored values as float32 (F64 is rounded)."""
     if dtype == "BF16":

@@ -27,6 +27,7 @@ from ullage.errors import BadUsage
 ACTIONS: Mapping[str, str] = {
     "check": "say what an engine makes of an adapter, module by module",
     "fix": "rewrite an adapter to what an engine reads, the original untouched",
+    "merge-check": "compare a merged checkpoint with base + scale·B·A, tensor by tensor",
 }
 
 
