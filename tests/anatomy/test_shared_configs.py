@@ -22,6 +22,7 @@ from ullage.anatomy.spec import (
     NoFeedForward,
     NoMixer,
 )
+from ullage.costs.weights import stored_bytes
 
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared configurations are absent")
@@ -33,6 +34,7 @@ NAMES = sorted(
 
 # What is not known, and why.
 KNOWN_UNKNOWNS = {
+    "MiniMaxAI--MiniMax-M3": {"num_mtp_modules"},
     # The released files say neither fp4 nor fp8 for the experts; quantization.py brackets both.
     "sgl-project--DeepSeek-V4-Flash-FP8": {"expert_dtype"},
     "sgl-project--DeepSeek-V4-Pro-FP8": {"expert_dtype"},
@@ -301,6 +303,18 @@ class TestWindowsAndChunks:
         assert (last.sparse_index.topk, last.sparse_index.block) == (16, 128)
         assert sparse(model) == list(range(3, 60))
         assert model.layers[0].feed_forward == Dense(12_288, "swigluoai", True)
+
+    def test_keys_that_count_prediction_layers_differently_make_a_range(self) -> None:
+        """MiniMax-M3 says 7 modules and 1 layer; vLLM 0.32 builds the modules."""
+        found = anatomy("MiniMaxAI--MiniMax-M3")
+        specs = (found.low, found.spec, found.high)
+        assert [len(each.mtp_layers) for each in specs] == [1, 7, 7]
+        (unknown,) = found.spec.unknowns
+        assert unknown.field == "num_mtp_modules" and "7" in unknown.found
+        low, high = (stored_bytes(each) for each in (found.low, found.high))
+        assert 7 * low.mtp == high.mtp > 0 and low.total == high.total
+        agreed = spec("MiniMaxAI--MiniMax-M2.5")
+        assert len(agreed.mtp_layers) == 3 and not agreed.unknowns
 
     def test_a_window_that_is_switched_off_is_none(self) -> None:
         model = spec("XiaomiMiMo--MiMo-7B-Base")  # sliding_window 32768, use_sliding_window false

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,3 +82,19 @@ def test_the_longest_request_is_the_planners(kind):
     for length, state in ((longest, "clear"), (longest + 1, "fired")):
         finding = judge(find_rule("A028"), prepare(model, Deployment(max_model_len=length))[0])
         assert finding.state == state
+
+
+def test_a_gguf_beside_config_json_is_judged_as_it_is_stored(tmp_path):
+    """config.json names no quantisation, and the file has one; the source is the header."""
+    from tests.anatomy.checkpoint_files import llama_gguf
+
+    (tmp_path / "m.gguf").write_bytes(llama_gguf())
+    config = dict(load(tmp_path / "m.gguf").files.config) | {"torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    subject, _ = prepare(load(tmp_path), Deployment())
+    assert subject.brackets == ()
+    finding = judge(find_rule("A084"), subject)
+    assert finding.state == "fired" and "'gguf'" in finding.cause
+    assert finding.evidence[0].source == "header: tensor types"
+    for rule_id in ("A121", "A131", "A132", "A133", "A134"):
+        assert judge(find_rule(rule_id), subject).state == "clear"

@@ -33,7 +33,8 @@ def _section(subject: Subject) -> Mapping[str, object]:
 
 def _said(subject: Subject) -> str:
     """Where the quantisation is written: config.json's section, or the side file beside it."""
-    if subject.model.files.kind == "gguf":
+    checkpoint = subject.model.checkpoint
+    if checkpoint is not None and checkpoint.format == "gguf":
         return "header: tensor types"
     if _section(subject):
         return subject.where(SECTION)
@@ -45,10 +46,13 @@ def _method(subject: Subject) -> Verdict:
     if missing:
         return NotEvaluable(missing)
     quantization = subject.spec.quantization
-    if quantization is None:
-        return Clear((subject.fact("quantisation method", None, SECTION),))
     written = _section(subject).get("quant_method")
-    method = written.lower() if isinstance(written, str) and written else quantization.method
+    if isinstance(written, str) and written:
+        method = written.lower()  # also where nothing here can price it
+    elif quantization is not None:
+        method = quantization.method
+    else:
+        return Clear((subject.fact("quantisation method", None, SECTION),))
     method = method.replace("compressed_tensors", "compressed-tensors")  # as vLLM spells it
     facts = (Evidence("quantisation method", method, "", _said(subject)),)
     if method in vllm.DEPRECATED_QUANTIZATION_METHODS:

@@ -34,7 +34,9 @@ def norm_weights(scan: DeepScan) -> list[tuple[TensorReading, VectorReading]]:
 def norm_offset(subject: Subject) -> int:
     """What is added to a stored norm weight before it multiplies: 1 where norms are x·(1 + w)."""
     # GGUF conversion adds the one that Gemma's norms leave out.
-    return int(subject.spec.norm.unit_offset and subject.model.files.kind != "gguf")
+    checkpoint = subject.model.checkpoint
+    is_gguf = checkpoint is not None and checkpoint.format == "gguf"
+    return int(subject.spec.norm.unit_offset and not is_gguf)
 
 
 def _norm_weights(subject: Subject) -> Verdict:

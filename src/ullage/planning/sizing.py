@@ -164,14 +164,16 @@ def _ranges(
     ledger: Ledger, figures: Mapping[str, Pair], unknown: bool
 ) -> dict[str, dict[str, Number | str | bool]]:
     """Every figure that has two ends, with the reason."""
-    fields = ", ".join(dict.fromkeys(u.field for u in ledger.heavy.spec.unknowns))
+    # One that widens nothing (prediction layers, which are off) is no reason for these figures.
+    unknowns = [u.field for u in ledger.heavy.spec.unknowns if u.widens]
+    fields = ", ".join(dict.fromkeys(unknowns))
     modelled = "activations, runtime and graphs are modelled as a range (see ledger.terms)"
     ranges: dict[str, dict[str, Number | str | bool]] = {}
     for key, (heavy, light) in figures.items():
         if heavy is None or light is None or heavy == light:
             continue
         reasons = [modelled] if key in KV_FIGURES and ledger.utilization is not None else []
-        if unknown:
+        if unknown and fields:
             reasons.append(f"not understood: {fields}")
         bounds = _bounds(heavy, light)
         wide = bounds["max"] > bounds["min"] * (1 + WIDE)

@@ -385,6 +385,25 @@ def _cross_layer(text: Section, mixers: list[Mixer]) -> list[Mixer]:
     )
 
 
+def _num_mtp(text: Section) -> int:
+    """How many multi-token-prediction layers; a range where two keys disagree (MiniMax-M3: 1, 7).
+
+    vLLM 0.32 builds num_mtp_modules of them (models/minimax_m3/nvidia/mtp.py).
+    """
+    count = text.optional_integer("num_nextn_predict_layers", minimum=0, maximum=64) or 0
+    modules = text.optional_integer("num_mtp_modules", minimum=0, maximum=64)
+    if modules is None or modules == count:
+        return count
+    return text.reading.decide(
+        text.field("num_mtp_modules"),
+        f"{modules}, while num_nextn_predict_layers is {count}",
+        likely=modules,
+        low=min(modules, count),
+        high=max(modules, count),
+        widens=(),
+    )
+
+
 def read_mtp(
     text: Section,
     family: Family,
@@ -393,11 +412,11 @@ def read_mtp(
     experts: Experts | None,
 ) -> tuple[LayerSpec, ...]:
     """Multi-token-prediction layers: one full layer each unless the configuration lists kinds."""
-    count = text.optional_integer("num_nextn_predict_layers", minimum=0, maximum=64) or 0
+    count = _num_mtp(text)
     each = text.optional_integer("mtp_transformer_layers", minimum=0, maximum=64)
     if text.has("use_mtp") and not text.boolean("use_mtp"):
         count = 0
-    text.ignore("mtp_use_dedicated_embeddings", "num_mtp_modules")
+    text.ignore("mtp_use_dedicated_embeddings")
     listed = read_single(text, "mtp_layers_block_type", "mtp_hybrid_override_pattern")
     if count == 0 or not layers:
         return ()
