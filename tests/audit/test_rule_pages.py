@@ -9,6 +9,7 @@ import pytest
 
 from ullage.adapters.rules import RULES as ADAPTER_RULES
 from ullage.audit import RULES
+from ullage.audit.silent_examples import SILENT
 from ullage.cli.main import main
 from ullage.findings import Severity
 
@@ -26,7 +27,7 @@ def test_the_pages_are_current():
 def test_every_rule_is_explained_in_sentences(rule, capsys):
     assert main(["explain", rule.id.lower()]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for text in (rule.title, rule.why, rule.fix, rule.source, rule.example):
+    for text in (rule.title, rule.why, rule.fix, rule.source, rule.example, SILENT[rule.id]):
         assert text and " ".join(text.split()) in shown
     assert rule.why.endswith(".") and rule.fix.endswith(".")
     assert not rule.title.endswith(".")
@@ -45,6 +46,11 @@ def test_rules_about_adapters_have_ids_of_their_own():
     assert ids == sorted(set(ids))
     assert all(len(i) == 4 and i[0] == "L" and i[1:].isdecimal() for i in ids)
     assert len({rule.title for rule in (*RULES, *ADAPTER_RULES)}) == len(RULES) + len(ids)
+
+
+def test_every_rule_has_an_example_on_which_it_must_not_fire():
+    assert sorted(SILENT) == [rule.id for rule in (*RULES, *ADAPTER_RULES)]
+    assert not [rule.id for rule in (*RULES, *ADAPTER_RULES) if SILENT[rule.id] == rule.example]
 
 
 def test_explain_without_an_id_lists_all(capsys):

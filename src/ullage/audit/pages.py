@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
+from ullage.audit.silent_examples import SILENT
 from ullage.findings.answer import Described
 
 WIDTH = 88
@@ -28,10 +29,11 @@ def explanation(rule: Described) -> str:
         ("Why", rule.why),
         ("Fix", rule.fix),
         ("Example", f"fires on: {rule.example}"),
+        ("", f"must not fire on: {SILENT[rule.id]}"),
         ("Source", rule.source),
     )
     body = "\n\n".join(
-        f"{name}\n"
+        (f"{name}\n" if name else "")
         + fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
         for name, text in parts
     )
@@ -46,6 +48,7 @@ def rule_page(rule: Described) -> str:
         f"## Why\n\n{rule.why}\n\n"
         f"## Fix\n\n{rule.fix}\n\n"
         f"## Example\n\nFires on: {rule.example}\n\n"
+        f"Must not fire on: {SILENT[rule.id]}\n\n"
         f"## Source\n\n{rule.source}\n"
     )
 

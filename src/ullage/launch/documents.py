@@ -5,6 +5,7 @@ Holds the choice of format and the sentences for files that start none. Each for
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +135,9 @@ def _with_own_names(launches: Sequence[Launch]) -> list[Launch]:
 def _read(path: str) -> str:
     try:
         if not Path(path).is_file():
-            raise BadInput("no such file", file=path, expected=EXPECTED)
+            there = os.path.lexists(path)
+            found = "not a regular file" if there else "no such file"
+            raise BadInput(found, file=path, expected=EXPECTED)
         with Path(path).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
