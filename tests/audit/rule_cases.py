@@ -505,6 +505,7 @@ CASES: dict[str, Case] = {
                                                   "load_in_4bit": True}), says="no loader"),
             Fires(LLAMA, put(quantization_config={"quant_method": "fbgemm_fp8"}),
                   says="deprecated"),
+            Fires(LLAMA, put(quantization_config={"quant_method": "hqq"}), says="'hqq'"),
         )
     ),
     "A085": Case(
