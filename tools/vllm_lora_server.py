@@ -26,7 +26,7 @@ os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
 # Ranks of prompt tokens are compiled otherwise: 12 s at the first request of every server.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ["VLLM_LOGGING_LEVEL"] = os.environ.get("ULLAGE_VLLM_LOGGING_LEVEL", "INFO")
+os.environ["VLLM_LOGGING_LEVEL"] = "DEBUG"  # where vLLM names each module that it adapts
 
 
 def main() -> None:
@@ -34,6 +34,7 @@ def main() -> None:
     os.dup2(2, 1)  # vLLM prints on stdout; answers alone belong there
     prepare()
     fork_instead_of_spawning()
+    experts_without_triton()
     import vllm.entrypoints.launchers.api_server.entry
     import vllm.v1.engine.core  # each imported once, for all servers
     import vllm.v1.worker.cpu_worker  # noqa: F401
@@ -66,6 +67,52 @@ def fork_instead_of_spawning() -> None:
     for module in (system, core_client, utils, multiproc_executor):
         if hasattr(module, "get_mp_context"):
             module.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
+def experts_without_triton() -> None:
+    """vLLM's only experts with LoRA are a Triton kernel, which no CPU runs: a loop stands in.
+
+    It reads the buffers that vLLM filled from the adapter, so that names, slices and scales are
+    vLLM's; only the arithmetic of one layer is not.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+    TritonExperts.apply = _apply_experts
+
+
+def _apply_experts(
+    self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, *_, **__
+) -> None:
+    """Gated SiLU experts, one token and expert at a time, each with its adapter's slot."""
+    import torch
+
+    assert activation.value == "silu", activation
+    lora = self._lora_context
+    slots = lora.punica_wrapper.token_lora_indices if lora is not None else None
+    for token, x in enumerate(hidden_states):
+        slot = -1 if slots is None else int(slots[token])
+        sum_of_experts = torch.zeros_like(x)
+        for weight, expert in zip(topk_weights[token], topk_ids[token], strict=True):
+            wide = w1[expert] @ x
+            if slot >= 0:
+                wide += _delta(lora.w13_lora_a_stacked, lora.w13_lora_b_stacked, slot, expert, x)
+            gate, up = wide.chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            narrow = w2[expert] @ inner
+            if slot >= 0:
+                narrow += _delta(
+                    lora.w2_lora_a_stacked, lora.w2_lora_b_stacked, slot, expert, inner
+                )
+            sum_of_experts += weight * narrow
+        output[token] = sum_of_experts
+
+
+def _delta(a_slices, b_slices, slot: int, expert, x):
+    """B·A·x of each slice of the fused matrix, one after the other."""
+    import torch
+
+    pairs = zip(a_slices, b_slices, strict=True)
+    return torch.cat([b[slot, expert] @ (a[slot, expert] @ x) for a, b in pairs])
 
 
 def start(arguments: list[str], log: Path) -> int:

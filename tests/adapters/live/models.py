@@ -6,11 +6,13 @@ weights are wide enough that a change shows in the log probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -37,6 +39,12 @@ class TinyModel:
     architecture: str
     make_config: Callable[[], Any]
     flags: tuple[str, ...] = ()
+    words: Mapping[str, int] = field(default_factory=dict)
+    processor: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What else a multimodal model needs: words of its own in the vocabulary, and JSON files."""
+    as_published: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """How the tensors that transformers 5.24 saves differ from what is published and served."""
+    task: Literal["CAUSAL_LM", "SEQ_CLS"] = "CAUSAL_LM"
 
     def save(self, folder: Path) -> None:
         """Write config, weights and a tokenizer that vLLM can load."""
@@ -44,27 +52,41 @@ class TinyModel:
         config = self.make_config()
         model = getattr(transformers, self.architecture)(config).float().eval()
         model.save_pretrained(folder)
-        _tokenizer().save_pretrained(folder)
+        if self.as_published is not None:
+            path = folder / "model.safetensors"
+            tensors = self.as_published(safetensors.torch.load_file(path))
+            safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+        _tokenizer(self.words).save_pretrained(folder)
+        for file, content in self.processor.items():
+            (folder / file).write_text(json.dumps(content))
 
     def load(self, folder: Path) -> Any:
         model_class = getattr(transformers, self.architecture)
         return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _tokenizer() -> Any:
+def _tokenizer(special: Mapping[str, int]) -> Any:
+    """One word for each id; `special` words by their names (`image_token` …) or as they are."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-    words |= {f"w{i}": i for i in range(4, VOCABULARY)}
+    words |= {f"w{i}": i for i in range(4, VOCABULARY) if i not in special.values()}
+    words |= {f"<{word}>" if word.isidentifier() else word: i for word, i in special.items()}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = {word: f"<{word}>" for word in special if word.isidentifier()}
+    made = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
         unk_token="<unk>",
+        extra_special_tokens=named,
     )
+    made.add_tokens(
+        [word for word in words if words[word] in special.values()], special_tokens=True
+    )
+    return made
 
 
 def _llama() -> Any:
@@ -115,14 +137,181 @@ def _opt() -> Any:
     )
 
 
+def _qwen3_moe() -> Any:
+    return transformers.Qwen3MoeConfig(
+        **TEXT, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96
+    )
+
+
+def _llama_classifier() -> Any:
+    return transformers.LlamaConfig(**TEXT, num_labels=3)
+
+
+TOWER = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+
+
+def _qwen2_5_vl() -> Any:
+    rope = {"rope_type": "default", "type": "mrope", "mrope_section": [4, 6, 6]}
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "out_hidden_size": 128,
+        "fullatt_block_indexes": [1],
+    }
+    return transformers.Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_scaling": rope},
+        vision_config=vision,
+        image_token_id=150,
+        video_token_id=151,
+        vision_start_token_id=152,
+        vision_end_token_id=153,
+    )
+
+
+def _qwen3_vl_moe() -> Any:
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "mrope_interleaved": True}
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    moe["norm_topk_prob"] = True  # vLLM 0.32 asks for it; its transformers has no default
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "out_hidden_size": 128,
+        "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16,
+    }
+    return transformers.Qwen3VLMoeConfig(
+        text_config={**TEXT, **moe, "rope_scaling": rope, "decoder_sparse_step": 1},
+        vision_config=vision,
+        image_token_id=150,
+        video_token_id=151,
+        vision_start_token_id=152,
+        vision_end_token_id=153,
+        tie_word_embeddings=False,
+    )
+
+
+def _with_vision_model(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Transformers 5.24 has no `vision_model` in the tower; checkpoints and vLLM 0.32 have."""
+    return {
+        name.replace("vision_tower.", "vision_tower.vision_model."): value
+        for name, value in tensors.items()
+    }
+
+
+def _experts_turned(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Qwen3-VL's checkpoints hold experts as [expert, in, out]."""
+    return {
+        name: value.transpose(1, 2).contiguous() if ".experts." in name else value
+        for name, value in tensors.items()
+    }
+
+
+def _gemma3() -> Any:
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+    return transformers.Gemma3Config(
+        text_config={**TEXT, **layers, "query_pre_attn_scalar": 32},
+        vision_config=TOWER,
+        image_token_index=150,
+        boi_token_index=151,
+        eoi_token_index=152,
+        mm_tokens_per_image=4,
+    )
+
+
+def _llava() -> Any:
+    return transformers.LlavaConfig(
+        text_config={**TEXT, "model_type": "llama"},
+        vision_config={**TOWER, "model_type": "clip_vision_model", "projection_dim": 64},
+        image_token_index=150,
+        tie_word_embeddings=False,
+    )
+
+
+GEMMA3_WORDS = {"image_token": 150, "boi_token": 151, "eoi_token": 152}
+GEMMA3_WORDS |= {"\n" * count: 139 + count for count in range(1, 5)}
+GEMMA3_FILES = {
+    "preprocessor_config.json": {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": 56, "width": 56},
+    },
+    "processor_config.json": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+}
+LLAVA_FILES = {
+    "preprocessor_config.json": {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": 56},
+        "crop_size": {"height": 56, "width": 56},
+    },
+    "processor_config.json": {
+        "processor_class": "LlavaProcessor",
+        "patch_size": 14,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    },
+}
+QWEN_VL_WORDS = {"image_token": 150, "video_token": 151, "<vision_start>": 152, "<vision_end>": 153}
+NO_IMAGES = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
+"""Qwen's processors need torchvision, which does not go with vLLM's torch for CPUs: text alone."""
 MODELS = {
     model.name: model
     for model in (
         TinyModel("llama", "LlamaForCausalLM", _llama),
         TinyModel("qwen3-tied", "Qwen3ForCausalLM", _qwen3_tied),
-        TinyModel("mixtral", "MixtralForCausalLM", _mixtral),
         TinyModel("phi3", "Phi3ForCausalLM", _phi3),
-        TinyModel("gpt2", "GPT2LMHeadModel", _gpt2),
         TinyModel("opt", "OPTForCausalLM", _opt),
+        TinyModel("gpt2", "GPT2LMHeadModel", _gpt2),
+        TinyModel("mixtral", "MixtralForCausalLM", _mixtral),
+        TinyModel("qwen3-moe", "Qwen3MoeForCausalLM", _qwen3_moe),
+        TinyModel(
+            "gemma3",
+            "Gemma3ForConditionalGeneration",
+            _gemma3,
+            (),
+            GEMMA3_WORDS,
+            GEMMA3_FILES,
+            _with_vision_model,
+        ),
+        TinyModel(
+            "llava",
+            "LlavaForConditionalGeneration",
+            _llava,
+            (),
+            {"image_token": 150},
+            LLAVA_FILES,
+            _with_vision_model,
+        ),
+        TinyModel(
+            "qwen2.5-vl",
+            "Qwen2_5_VLForConditionalGeneration",
+            _qwen2_5_vl,
+            NO_IMAGES,
+            QWEN_VL_WORDS,
+        ),
+        TinyModel(
+            "qwen3-vl-moe",
+            "Qwen3VLMoeForConditionalGeneration",
+            _qwen3_vl_moe,
+            NO_IMAGES,
+            QWEN_VL_WORDS,
+            as_published=_experts_turned,
+        ),
+        TinyModel(
+            "llama-classifier",
+            "LlamaForSequenceClassification",
+            _llama_classifier,
+            ("--runner", "pooling"),
+            task="SEQ_CLS",
+        ),
     )
 }

@@ -1,7 +1,8 @@
-"""What a real vLLM did with an adapter: one of five outcomes, measured, with the message.
+"""What a real vLLM did with an adapter, measured, with the message.
 
-`rejected`: not loaded; `dies`: loaded, and the first request brings the server down; else by the
-prompt's log probabilities: `base` (nothing changed), `as_trained` (what PEFT says), `otherwise`.
+`no_start`: the server refuses to start with LoRA for this model. `rejected`: the adapter is not
+loaded. `dies`: loaded, and the first request brings the server down. Else by the prompt's log
+probabilities: `base` (nothing changed), `as_trained` (what PEFT says), `otherwise`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import models
 from recipes import Recipe
 from server import Launcher, Server, ServerDied
-from training import PROMPT, Bench, logprobs
+from training import PROMPT, Bench
 
 SAME = 2e-3
 """Largest difference of a log probability that rounding in float32 explains (seen: under 1e-4)."""
@@ -32,6 +33,8 @@ class Outcome:
     distance_to_base: float | None = None
     distance_to_training: float | None = None
     tolerance: float = SAME
+    adapted: tuple[str, ...] | None = None
+    """The served modules that vLLM filled, as its log names them; None when it refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,9 @@ def _ask_one_server(launcher: Launcher, waiting: list[Made]) -> Iterator[tuple[M
     first = waiting[0]
     try:
         with launcher.serve(first.base, _flags(first)) as server:
-            untouched = server.logprobs("base", PROMPT)
-            expected = logprobs(models.MODELS[first.recipe.model].load(first.base))
+            model = models.MODELS[first.recipe.model]
+            untouched = _ask(server, model, "base")
+            expected = Bench(model, first.base, first.adapter).answer(model.load(first.base))
             assert _distance(untouched, expected) < SAME, "vLLM and transformers differ on the base"
             while waiting:
                 one = waiting.pop(0)
@@ -83,7 +87,7 @@ def _ask_one_server(launcher: Launcher, waiting: list[Made]) -> Iterator[tuple[M
     except ServerDied as death:
         message = str(death)
         while waiting:  # a server that does not start takes no adapter at all
-            yield waiting.pop(0), Outcome("rejected", message)
+            yield waiting.pop(0), Outcome("no_start", message)
 
 
 def _flags(made: Made) -> tuple[str, ...]:
@@ -91,13 +95,14 @@ def _flags(made: Made) -> tuple[str, ...]:
 
 
 def _outcome(server: Server, made: Made, untouched: list[float]) -> Outcome:
-    refusal = server.load(made.recipe.name, made.adapter)
+    refusal = server.load(made.recipe.name, made.adapter, made.recipe.request)
     if refusal is not None:
         return Outcome("rejected", neutral(refusal, made))
+    adapted = tuple(server.adapted())
     try:
-        said = server.logprobs(made.recipe.name, PROMPT)
+        said = _ask(server, models.MODELS[made.recipe.model], made.recipe.name)
     except ServerDied as death:
-        return Outcome("dies", neutral(str(death), made))
+        return Outcome("dies", neutral(str(death), made), adapted=adapted)
     server.unload(made.recipe.name)
     from_base = _distance(said, untouched)
     from_training = None if made.meant is None else _distance(said, made.meant)
@@ -107,7 +112,13 @@ def _outcome(server: Server, made: Made, untouched: list[float]) -> Outcome:
         round(from_base, 5),
         None if from_training is None else round(from_training, 5),
         made.recipe.tolerance,
+        adapted,
     )
+
+
+def _ask(server: Server, model: models.TinyModel, name: str) -> list[float]:
+    ask = server.scores if model.task == "SEQ_CLS" else server.logprobs
+    return ask(name, PROMPT)
 
 
 def _distance(one: list[float], other: list[float]) -> float:
@@ -125,8 +136,9 @@ def _name(from_base: float, from_training: float | None, tolerance: float) -> st
 
 
 def neutral(message: str, made: Made) -> str:
-    """The message without what differs from run to run: the folder, the order of a set."""
+    """The message without what differs from run to run: folder, number, a set's order."""
     message = message.replace(str(made.adapter), "ADAPTER")
+    message = re.sub(r"\bLoRA adapter \d+ ", "LoRA adapter N ", message)
     return re.sub(r"\{('[^{}]*')\}", _sorted_set, message)
 
 

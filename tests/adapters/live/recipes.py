@@ -31,12 +31,19 @@ class Recipe:
     make: Make
     flags: tuple[str, ...] = ()
     tolerance: float = 2e-3
+    request: tuple[str, ...] = ()
+    """Switches of the load request that are on (`is_3d_lora_weight`)."""
 
 
 def lora(targets: Any = None, **more: Any) -> LoraConfig:
     """A LoRA of rank 8 and scale 2 unless told otherwise."""
-    given = {"r": 8, "lora_alpha": 16, "target_modules": QV if targets is None else targets}
-    return LoraConfig(task_type="CAUSAL_LM", **{**given, **more})
+    given = {
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": QV if targets is None else targets,
+        "task_type": "CAUSAL_LM",
+    }
+    return LoraConfig(**{**given, **more})
 
 
 def trained(targets: Any = None, **more: Any) -> Make:
@@ -303,6 +310,103 @@ def fused_gate_up(bench: Bench) -> None:
     )
 
 
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+
+def experts(*parameters: str, **more: Any) -> LoraConfig:
+    """LoRA on the three-dimensional parameters of a mixture of experts, and on nothing else."""
+    return lora([], target_parameters=list(parameters), **more)
+
+
+def trained_experts(*parameters: str, **more: Any) -> Make:
+    return lambda bench: bench.train(experts(*parameters, **more))
+
+
+def per_expert(gate: str, up: str, down: str, path: str = "mlp.experts") -> Make:
+    """The same training, written as one pair of matrices per expert and projection.
+
+    PEFT stores A as [experts · rank, in] and B as [out, rank · experts], gate above up.
+    """
+
+    def make(bench: Bench) -> list[float]:
+        said = bench.train(experts(GATE_UP, DOWN))
+        bench.tensors(lambda tensors: _per_expert(tensors, gate, up, down, path))
+        bench.config({"target_modules": [gate, up, down], "target_parameters": None})
+        return said
+
+    return make
+
+
+def _per_expert(
+    tensors: dict[str, Any], gate: str, up: str, down: str, path: str
+) -> dict[str, Any]:
+    num_experts, split = 4, {}
+    for layer in (0, 1):
+        stem = f"{STEM}model.layers.{layer}.mlp.experts"
+        inner = {m: tensors[f"{stem}.base_layer.lora_{m}.weight"] for m in "AB"}
+        outer = {m: tensors[f"{stem}.lora_{m}.weight"] for m in "AB"}
+        pairs = (inner, outer) if inner["B"].shape[0] != 128 else (outer, inner)
+        for projections, pair in zip(((gate, up), (down,)), pairs, strict=True):
+            a_ERI = pair["A"].reshape(num_experts, -1, pair["A"].shape[1])
+            b_ORE = pair["B"].reshape(pair["B"].shape[0], -1, num_experts)
+            parts_ORE = b_ORE.chunk(len(projections))
+            for expert in range(num_experts):
+                for projection, part_ORE in zip(projections, parts_ORE, strict=True):
+                    name = f"{STEM}model.layers.{layer}.{path}.{expert}.{projection}"
+                    split[f"{name}.lora_A.weight"] = a_ERI[expert].clone()
+                    split[f"{name}.lora_B.weight"] = part_ORE[..., expert].clone()
+    return split
+
+
+LANGUAGE = r".*language_model.*\.(q|v)_proj"
+"""The text side of a vision-language model, for `target_modules`."""
+
+
+def text_keys(new: str) -> Make:
+    """A text adapter of a vision-language model with another path before `layers`."""
+    return renamed(inside("model.model.language_model.layers", f"model.{new}layers"), LANGUAGE)
+
+
+def vision_language(name: str, tower: str | None) -> list[Recipe]:
+    """Text adapters under each tree that training has seen, and adapters of the tower.
+
+    `tower` None: the server was started without it, and knows none of its names.
+    """
+    makes = {
+        "text": trained(LANGUAGE),
+        "text-all-linear": trained(r".*language_model.*_proj"),
+        "text-only-class": text_keys("model."),
+        "text-old-tree": text_keys("language_model.model."),
+        "text-language-model": text_keys("language_model."),
+        "text-bare": text_keys(""),
+        "text-no-stem": renamed(stem(""), LANGUAGE),
+    }
+    of_tower = {
+        "lm-head": trained(["lm_head"]),
+        "q-everywhere": trained(["q_proj", "qkv"]),
+        "tower": trained(tower),
+        "tower-old-tree": renamed(inside(STEM + "model.", STEM), tower),
+        "tower-transformers-4": renamed(
+            inside("model.vision_tower.", "vision_tower.vision_model."), tower
+        ),
+        "tower-served-tree": renamed(inside("vision_tower.", "vision_tower.vision_model."), tower),
+        "tower-and-text": trained(f"{LANGUAGE}|{tower}"),
+        "all-linear": trained("all-linear"),
+    }
+    if tower is not None:
+        makes |= of_tower
+    return [Recipe(f"{name}/{key}", name, make) for key, make in makes.items()]
+
+
+OLD_MIXTRAL = inside(".mlp.", ".block_sparse_moe.")
+TOWER_FLAG = ("--enable-tower-connector-lora",)
+SIGLIP = r".*vision_tower.*\.(q_proj|fc1)"
+
+
+def classifier(targets: Any = None, **more: Any) -> Make:
+    return trained(targets, task_type="SEQ_CLS", **more)
+
+
 ONLY_Q = ("--lora-target-modules", "q_proj")
 ONLY_O = ("--lora-target-modules", "o_proj")
 RANK_32 = ("--max-lora-rank", "32")
@@ -535,4 +639,95 @@ TABLE = (
         renamed(inside("model.model.decoder.", "model.decoder."), ["q_proj"]),
     ),
     Recipe("gpt2/c-attn", "gpt2", trained(["c_attn"], fan_in_fan_out=True)),
+    Recipe("mixtral/attention", "mixtral", trained()),
+    Recipe("mixtral/router", "mixtral", trained(["gate"])),
+    Recipe("mixtral/router-old-tree", "mixtral", renamed(OLD_MIXTRAL, ["gate"])),
+    Recipe("mixtral/attention-and-router", "mixtral", trained([*QV, "gate"])),
+    Recipe(
+        "mixtral/experts-old-tree",
+        "mixtral",
+        lambda bench: (bench.train(experts(GATE_UP, DOWN)), bench.keys(OLD_MIXTRAL))[0],
+    ),
+    Recipe("mixtral/experts", "mixtral", trained_experts(GATE_UP, DOWN)),
+    Recipe("mixtral/experts-down-first", "mixtral", trained_experts(DOWN, GATE_UP)),
+    Recipe("mixtral/experts-gate-up", "mixtral", trained_experts(GATE_UP)),
+    Recipe("mixtral/experts-down", "mixtral", trained_experts(DOWN)),
+    Recipe("mixtral/per-expert", "mixtral", per_expert("w1", "w3", "w2")),
+    Recipe(
+        "mixtral/per-expert-old-tree",
+        "mixtral",
+        per_expert("w1", "w3", "w2", "block_sparse_moe.experts"),
+    ),
+    Recipe("mixtral/per-expert-gate", "mixtral", per_expert("gate_proj", "up_proj", "down_proj")),
+    Recipe("mixtral-only-qv/attention", "mixtral", trained(), ("--lora-target-modules", *QV)),
+    Recipe("qwen3-moe/attention", "qwen3-moe", trained()),
+    Recipe("qwen3-moe/router", "qwen3-moe", trained(["gate"])),
+    Recipe("qwen3-moe/attention-and-router", "qwen3-moe", trained([*QV, "gate"])),
+    Recipe(
+        "qwen3-moe-only-gate/router",
+        "qwen3-moe",
+        trained(["gate"]),
+        ("--lora-target-modules", "gate"),
+    ),
+    Recipe(
+        "qwen3-moe-only-gate/attention-and-router",
+        "qwen3-moe",
+        trained([*QV, "gate"]),
+        ("--lora-target-modules", "gate", *QV),
+    ),
+    Recipe("qwen3-moe/attention-linear", "qwen3-moe", trained(r".*_proj")),
+    Recipe("qwen3-moe/all-linear", "qwen3-moe", trained("all-linear")),
+    Recipe("qwen3-moe/experts", "qwen3-moe", trained_experts(GATE_UP, DOWN)),
+    Recipe("qwen3-moe/experts-down-first", "qwen3-moe", trained_experts(DOWN, GATE_UP)),
+    Recipe("qwen3-moe/experts-gate-up", "qwen3-moe", trained_experts(GATE_UP)),
+    Recipe(
+        "qwen3-moe/experts-rank-pattern",
+        "qwen3-moe",
+        trained_experts(GATE_UP, DOWN, alpha_pattern={"experts.down_proj": 4}),
+    ),
+    Recipe("qwen3-moe/per-expert", "qwen3-moe", per_expert("gate_proj", "up_proj", "down_proj")),
+    Recipe("qwen3-moe/per-expert-w", "qwen3-moe", per_expert("w1", "w3", "w2")),
+    Recipe(
+        "qwen3-moe-mixed/experts",
+        "qwen3-moe",
+        trained_experts(GATE_UP, DOWN),
+        ("--enable-mixed-moe-lora-format",),
+        request=("is_3d_lora_weight",),
+    ),
+    Recipe(
+        "qwen3-moe-mixed/experts-not-said",
+        "qwen3-moe",
+        trained_experts(GATE_UP, DOWN),
+        ("--enable-mixed-moe-lora-format",),
+    ),
+    Recipe(
+        "qwen3-moe-mixed/per-expert",
+        "qwen3-moe",
+        per_expert("gate_proj", "up_proj", "down_proj"),
+        ("--enable-mixed-moe-lora-format",),
+    ),
+    Recipe(
+        "qwen3-moe/experts-said-3d",
+        "qwen3-moe",
+        trained_experts(GATE_UP, DOWN),
+        request=("is_3d_lora_weight",),
+    ),
+    *vision_language("gemma3", SIGLIP),
+    *(
+        Recipe(one.name.replace("gemma3", "gemma3-tower"), one.model, one.make, TOWER_FLAG)
+        for one in vision_language("gemma3", SIGLIP)
+        if "tower" in one.name or one.name.endswith(("/text", "all-linear", "everywhere"))
+    ),
+    *vision_language("llava", SIGLIP),
+    *vision_language("qwen2.5-vl", None),
+    *vision_language("qwen3-vl-moe", None),
+    Recipe("qwen3-vl-moe/experts", "qwen3-vl-moe", trained_experts(GATE_UP, DOWN)),
+    Recipe("qwen3-vl-moe/experts-down-first", "qwen3-vl-moe", trained_experts(DOWN, GATE_UP)),
+    Recipe("qwen3-vl-moe/experts-gate-up", "qwen3-vl-moe", trained_experts(GATE_UP)),
+    Recipe("qwen3-vl-moe/experts-down", "qwen3-vl-moe", trained_experts(DOWN)),
+    Recipe("llama-classifier/plain", "llama-classifier", classifier()),
+    Recipe(
+        "llama-classifier/backbone", "llama-classifier", trained(task_type="FEATURE_EXTRACTION")
+    ),
+    Recipe("llama-classifier/all-linear", "llama-classifier", classifier("all-linear")),
 )

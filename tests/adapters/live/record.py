@@ -58,6 +58,7 @@ def line(made: outcomes.Made, outcome: outcomes.Outcome) -> dict[str, Any]:
         "name": made.recipe.name,
         "model": made.recipe.model,
         "flags": [*made.recipe.flags],
+        "request": [*made.recipe.request],
         **dataclasses.asdict(outcome),
         "versions": {name: version(name) for name in ("peft", "transformers")} | {"vllm": "0.32.0"},
         "files": headers.describe(made.adapter),

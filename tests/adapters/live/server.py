@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import tempfile
@@ -136,9 +137,9 @@ class Server:
                 return said
         return self.log.read_text(errors="replace")[-2000:]
 
-    def load(self, name: str, adapter: Path) -> str | None:
+    def load(self, name: str, adapter: Path, switches: Sequence[str] = ()) -> str | None:
         """Load an adapter; the message when the server refuses it."""
-        body = {"lora_name": name, "lora_path": str(adapter)}
+        body = {"lora_name": name, "lora_path": str(adapter), **dict.fromkeys(switches, True)}
         status, text = self._call("POST", "/v1/load_lora_adapter", body)
         if status == 200:
             return None
@@ -167,6 +168,22 @@ class Server:
             values[str(token)]["logprob"]
             for token, values in zip(prompt[1:], said[1:], strict=True)
         ]
+
+    def scores(self, model: str, prompt: Sequence[int]) -> list[float]:
+        """A classifier's logits.
+
+        Raises: ServerDied when the request brings the server down.
+        """
+        body = {"model": model, "input": list(prompt), "use_activation": False}
+        status, text = self._call("POST", "/classify", body)
+        if status != 200:
+            raise ServerDied(f"{self.last_error()}\n{text}")
+        return list(json.loads(text)["data"][0]["probs"])
+
+    def adapted(self) -> list[str]:
+        """The served modules that the last load filled, as vLLM's log names them."""
+        said = self.log.read_text(errors="replace").rpartition("Activating LoRA. int id:")[2]
+        return re.findall(r"Successfully loaded LoRA weights for module (\S+)\.\n", said)
 
     def _call(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)

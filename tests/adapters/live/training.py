@@ -43,7 +43,11 @@ class Bench:
             warnings.simplefilter("ignore")
             model = peft.get_peft_model(base, config, adapter_name=adapter_name)
         randomise(model)
-        return model, logprobs(model)
+        return model, self.answer(model)
+
+    def answer(self, model: Any) -> list[float]:
+        """What the prompt gets: the log probability of its tokens, or a classifier's logits."""
+        return scores(model) if self.model.task == "SEQ_CLS" else logprobs(model)
 
     def keys(self, change: Callable[[str], str | None]) -> None:
         """Rename the saved tensors; None drops one."""
@@ -87,3 +91,10 @@ def logprobs(model: Any) -> list[float]:
         logits_TV = model(input_ids=torch.tensor([PROMPT])).logits[0].float()
     all_TV = torch.log_softmax(logits_TV, dim=-1)
     return [float(all_TV[t, token]) for t, token in enumerate(PROMPT[1:])]
+
+
+def scores(model: Any) -> list[float]:
+    """A classifier's logits."""
+    model.eval()
+    with torch.no_grad():
+        return [float(x) for x in model(input_ids=torch.tensor([PROMPT])).logits[0]]
