@@ -39,24 +39,29 @@ def first_factors(count: int) -> npt.NDArray[np.uint64]:
 
 def row_sums(data: npt.NDArray[np.uint8], row_bytes: int) -> npt.NDArray[np.uint64]:
     """The sum of each row of `data`; a last row that is shorter counts as if zeros followed."""
-    rows, words = len(data) // row_bytes, row_bytes // 8
-    weights = first_factors(-(-row_bytes // 8))
-    sums = np.zeros(rows, np.uint64)
-    if words and rows:
-        whole = np.ndarray((rows, words), "<u8", data, 0, (row_bytes, 8))
-        sums = np.einsum("ij,j->i", whole, weights[:words])
-    rest = row_bytes % 8
-    if rest and rows:
-        tail = np.zeros((rows, 8), np.uint8)
-        tail[:, :rest] = data[: rows * row_bytes].reshape(rows, row_bytes)[:, words * 8 :]
-        sums += tail.view("<u8")[:, 0] * weights[words]
-    short = data[rows * row_bytes :]
-    if not len(short):
+    rows, rest = len(data) // row_bytes, len(data) % row_bytes
+    words = -(-row_bytes // 8)
+    weights = first_factors(words)
+    if not rows:
+        return np.asarray(_padded(data, 1, words) @ weights)
+    sums: npt.NDArray[np.uint64]
+    if row_bytes % 8:  # copied into rows of whole words, which costs less than looking askew
+        sums = np.einsum("ij,j->i", _padded(data[: rows * row_bytes], rows, words), weights)
+    else:
+        whole = data[: rows * row_bytes].view("<u8").reshape(rows, words)
+        sums = np.einsum("ij,j->i", whole, weights)
+    if not rest:
         return sums
-    padded = np.zeros(-(-len(short) // 8) * 8, np.uint8)
-    padded[: len(short)] = short
-    last = (padded.view("<u8") * weights[: len(padded) // 8]).sum(dtype=np.uint64)
-    return np.append(sums, last)
+    return np.append(sums, _padded(data[rows * row_bytes :], 1, words) @ weights)
+
+
+def _padded(data: npt.NDArray[np.uint8], rows: int, words: int) -> npt.NDArray[np.uint64]:
+    """`data` as rows of so many words [rows, words], zeros behind each row's bytes."""
+    width = len(data) // rows
+    padded = np.empty((rows, words * 8), np.uint8)  # pages of zeros would be new ones every time
+    padded[:, :width] = data.reshape(rows, width)
+    padded[:, width:] = 0
+    return padded.view("<u8")
 
 
 def sum64(sums: npt.NDArray[np.uint64]) -> int:

@@ -57,7 +57,9 @@ class TensorSum:
         tensor, layout = self.tensor, self.layout
         ordered = [(offset, *self.chunks[offset]) for offset in sorted(self.chunks)]
         parts = [part for _, _, part in ordered]
-        sums = np.concatenate([part.row_sums for part in parts])
+        sums = parts[0].row_sums
+        if len(parts) > 1:
+            sums = np.concatenate([part.row_sums for part in parts])
         floats = layout.reading == "floats"
         known = [part.nonzero for part in parts]
         return TensorReading(

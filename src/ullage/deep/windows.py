@@ -60,8 +60,14 @@ def layout_of(tensor: TensorEntry, *, big_endian: bool = False) -> Layout:
 
 
 def chunks_of(tensor: TensorEntry, layout: Layout) -> Iterator[tuple[int, int]]:
-    """(offset in the tensor, bytes) of each chunk, in whole units but for the last one."""
-    step = max(1, CHUNK_BYTES // max(layout.unit, 1)) * max(layout.unit, 1)
+    """(offset in the tensor, bytes) of each chunk, in whole units but for the last one.
+
+    Where it can be had chunks are whole words too, so that the next one begins at a word.
+    """
+    unit = max(layout.unit, 1)
+    if lcm(unit, 8) <= CHUNK_BYTES:
+        unit = lcm(unit, 8)
+    step = max(1, CHUNK_BYTES // unit) * unit
     for offset in range(0, tensor.num_bytes, step):
         yield offset, min(step, tensor.num_bytes - offset)
 
