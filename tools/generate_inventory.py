@@ -33,6 +33,13 @@ MAPPINGS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
 )
+QWEN4_INDEXER = {
+    "indexer_n_heads": 16,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 16,
+}
 # Classes whose defaults build no model (a null that arithmetic needs): what a release would say.
 SETTINGS: dict[str, dict[str, Any]] = {
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 8711}},
@@ -74,16 +81,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "MinistralForCausalLM": {"head_dim": 128},
     "NemotronForCausalLM": {"num_key_value_heads": 8, "head_dim": 128},
-    **dict.fromkeys(
-        ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
-        {"text_config": {
-            "indexer_n_heads": 16,
-            "indexer_kv_heads": 1,
-            "indexer_head_dim": 128,
-            "indexer_budget": 2048,
-            "indexer_compress_ratio": 16,
-        }},
-    ),
+    "PerceptionLMForConditionalGeneration": {
+        "vision_config": {
+            "model_type": "timm_wrapper",
+            "architecture": "vit_pe_core_large_patch14_336",
+            "model_args": {"embed_dim": 1024},
+        }
+    },
+    "Qwen4ExpForCausalLM": QWEN4_INDEXER,
+    "Qwen4ExpForConditionalGeneration": {"text_config": QWEN4_INDEXER},
 }
 EQUAL, BUILT_NOT = "equal", "not built"
 

@@ -112,7 +112,8 @@ class Attention:
 class Indexer:
     """The small scorer of sparse attention: which keys a query may see.
 
-    It caches one key of head_dim per token (`kept` numbers where that is not what it keeps); `shared` layers reuse an earlier layer's choice and
+    It caches one key of head_dim per token (`kept` numbers where that is not what it keeps);
+    `shared` layers reuse an earlier layer's choice and
     store neither weights nor cache. `topk` counts tokens (or blocks of `block` tokens).
     """
 

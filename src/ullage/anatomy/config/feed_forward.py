@@ -87,9 +87,9 @@ def read_experts(section: Section, family: Family) -> Experts | None:
         width = maybe_size(section, family.expert_width)
     elif family.expert_width != "intermediate_size":
         width = section.optional_integer(family.expert_width, maximum=MAX_WIDTH)
-    if family.dense_width != "intermediate_size" and section.has(family.dense_width):
-        if not section.has(family.expert_width):  # then intermediate_size is the experts'
-            width = None
+    own_dense = family.dense_width != "intermediate_size" and section.has(family.dense_width)
+    if own_dense and not section.has(family.expert_width):
+        width = None  # then intermediate_size is the experts'
     if width is None:
         width = section.integer("intermediate_size", maximum=MAX_WIDTH)
     top_k = section.integer("num_experts_per_tok", maximum=MAX_EXPERTS)

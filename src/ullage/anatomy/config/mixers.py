@@ -308,6 +308,8 @@ def _scale(section: Section) -> float | None:
 def _block_index(section: Section, kind: str) -> Indexer | None:
     if kind == "indexed":
         return read_block_index(section)
+    if section.has("indexer_head_dim"):
+        return _token_budget_index(section)
     if section.knows("index_block_size"):  # of no consequence to the layers without an indexer
         section.ignore(
             "index_n_heads",
@@ -317,6 +319,23 @@ def _block_index(section: Section, kind: str) -> Indexer | None:
             "index_local_blocks",
         )
     return None
+
+
+def _token_budget_index(section: Section) -> Indexer:
+    """Qwen4-Exp: blocks of indexer_compress_ratio keys within a budget of tokens."""
+    block = section.integer("indexer_compress_ratio", maximum=MAX_WIDTH)
+    budget = section.integer("indexer_budget")
+    if budget % block:
+        raise section.error("indexer_budget", budget, f"a multiple of the blocks of {block}")
+    kv_heads = section.integer("indexer_kv_heads", maximum=MAX_HEADS)
+    if kv_heads != 1:
+        raise section.error("indexer_kv_heads", kv_heads, "1")
+    return Indexer(
+        num_heads=section.integer("indexer_n_heads", maximum=MAX_HEADS),
+        head_dim=section.integer("indexer_head_dim", maximum=MAX_WIDTH),
+        topk=budget // block,
+        block=block,
+    )
 
 
 def read_block_index(section: Section) -> Indexer:

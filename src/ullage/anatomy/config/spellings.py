@@ -113,6 +113,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "num_mtp_modules",
         "num_mtp_layers",
     ),
+    "hc_mult": ("hc_count",),
     "moe_latent_size": ("moe_hidden_size",),
     "layer_types": ("layers_block_type",),
     "attention_output_gate": ("attn_output_gate",),

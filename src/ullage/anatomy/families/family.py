@@ -22,7 +22,8 @@ class Family:
     `windows`: which layers a `sliding_window` limits when no `layer_types` says so
     (never, all, top: layers from max_window_layers on, even: layers 0, 2, …, every: all but each
     pattern-th, `pattern` being the default). `nope`: layers without RoPE (full: the full-attention
-    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say; thetas: where layer_rope_theta is 0).
+    ones of a hybrid; keys: as no_rope_layers or no_rope_layer_interval say; thetas: where
+    layer_rope_theta is 0).
     `last_full`: the last layer has full attention whatever layer_types says.
     `shared_gate`: the shared expert has a one-row gate.
     `dtype` is what the family's checkpoints hold when the configuration names none.
@@ -37,7 +38,8 @@ class Family:
     `requires` gives the only values of keys under which the row holds; any other is refused.
     `classes`: the only architectures that the row describes, where others of the same model type
     have more parts. `apart` names nested configurations of models that this one does not hold.
-    `qk_norm_words` are its words under qk_norm_type. `words` are the family's own words for kinds of layer. `experts_if` names the key without which
+    `qk_norm_words` are its words under qk_norm_type. `words` are the family's own words for
+    kinds of layer. `experts_if` names the key without which
     there are no experts, `sandwich_if` the one without which norms only come before the parts.
     `window_key` names the window; `head_floor`: head_dim is hidden_size / heads rounded down.
     `window_twice` names a key that counts both sides of a window, of which a decoder sees one.

@@ -372,30 +372,32 @@ RECENT_NAMES: dict[str, Row] = {
     "emu3_text_model": Row(paths={"root": "model.text_model"}),
     "idefics": Row(
         unnamed=True,
-        extras=tuple(
-            Extra(
-                "model",
-                f"{{root}}.gated_cross_attn_layers.{{e}}.{leaf}",
-                shape,
-                role,
-                linear=len(shape) > 1,
-                copies=_CROSSED,
-            )
-            for leaf, shape, role in (
-                ("alpha_cross_attn", (1,), "scale"),
-                ("alpha_dense", (1,), "scale"),
-                ("cross_attn.q_proj.weight", ("H", "H"), "q"),
-                ("cross_attn.k_proj.weight", ("H", "vision_width"), "k"),
-                ("cross_attn.v_proj.weight", ("H", "vision_width"), "v"),
-                ("cross_attn.o_proj.weight", ("H", "H"), "o"),
-                ("mlp.gate_proj.weight", ("width", "H"), "gate"),
-                ("mlp.up_proj.weight", ("width", "H"), "up"),
-                ("mlp.down_proj.weight", ("H", "width"), "down"),
-                ("input_layernorm.weight", ("H",), "norm"),
-                ("post_attention_layernorm.weight", ("H",), "norm"),
-            )
-        )
-        + (Extra("model", "additional_embeddings", ("2*additional_vocab_size", "H"), "position"),),
+        extras=(
+            *(
+                Extra(
+                    "model",
+                    f"{{root}}.gated_cross_attn_layers.{{e}}.{leaf}",
+                    shape,
+                    role,
+                    linear=len(shape) > 1,
+                    copies=_CROSSED,
+                )
+                for leaf, shape, role in (
+                    ("alpha_cross_attn", (1,), "scale"),
+                    ("alpha_dense", (1,), "scale"),
+                    ("cross_attn.q_proj.weight", ("H", "H"), "q"),
+                    ("cross_attn.k_proj.weight", ("H", "vision_width"), "k"),
+                    ("cross_attn.v_proj.weight", ("H", "vision_width"), "v"),
+                    ("cross_attn.o_proj.weight", ("H", "H"), "o"),
+                    ("mlp.gate_proj.weight", ("width", "H"), "gate"),
+                    ("mlp.up_proj.weight", ("width", "H"), "up"),
+                    ("mlp.down_proj.weight", ("H", "width"), "down"),
+                    ("input_layernorm.weight", ("H",), "norm"),
+                    ("post_attention_layernorm.weight", ("H",), "norm"),
+                )
+            ),
+            Extra("model", "additional_embeddings", ("2*additional_vocab_size", "H"), "position"),
+        ),
     ),
     "evolla": Row(
         unnamed=True,
@@ -461,15 +463,35 @@ RECENT_NAMES: dict[str, Row] = {
                 for extra in (
                     _vector(scope, f"{path}.hc_norm.weight", "hc_count*H", role="norm"),
                     _matrix(
-                        scope, f"{path}.input_mix_weight_down", "hc_lowrank", "hc_count*H", role="hyper"
+                        scope,
+                        f"{path}.input_mix_weight_down",
+                        "hc_lowrank",
+                        "hc_count*H",
+                        role="hyper",
                     ),
                     _matrix(
-                        scope, f"{path}.input_mix_weight_up", "hc_count*H", "hc_lowrank", role="hyper"
+                        scope,
+                        f"{path}.input_mix_weight_up",
+                        "hc_count*H",
+                        "hc_lowrank",
+                        role="hyper",
                     ),
                 )
             ),
-            _matrix("layer", "attn_hyper_connection.block_inject_weight", "hc_count", "hc_count*H", role="hyper"),
-            _matrix("layer", "mlp_hyper_connection.block_inject_weight", "hc_count", "hc_count*H", role="hyper"),
+            _matrix(
+                "layer",
+                "attn_hyper_connection.block_inject_weight",
+                "hc_count",
+                "hc_count*H",
+                role="hyper",
+            ),
+            _matrix(
+                "layer",
+                "mlp_hyper_connection.block_inject_weight",
+                "hc_count",
+                "hc_count*H",
+                role="hyper",
+            ),
         ),
     ),
     "qwen4_exp": Row("qwen4_exp_text", {"root": "model.language_model"}),

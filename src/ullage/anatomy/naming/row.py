@@ -45,7 +45,8 @@ class Extra:
     feed-forward also Q, K and O (rows of queries, rows of keys, what the output reads), heads,
     kv_heads, D (one head) and I (the MLP's width). Sizes of the family's own go by their
     configuration key, also as `key-1` and `key^2`; sums, products and
-    differences are written with +, * and -; `!key` is 1 where that size is 0, else 0. `copies` is such a size, with {e} in the path. `scope` says how often: once per model, per
+    differences are written with +, * and -; `!key` is 1 where that size is 0, else 0.
+    `copies` is such a size, with {e} in the path. `scope` says how often: once per model, per
     layer, per run of a layer (also of one whose weights are another's), per layer with attention,
     latent attention, a recurrent mixer, a dense MLP, experts or cross-attention, with an output
     head, in a bare model with none, per multi-token-prediction layer, once for all of those. A size
@@ -76,7 +77,8 @@ class Row:
     that vLLM 0.32 loads routers in, the model's when None; `sequence_parallel`: whether its
     module keeps shared experts whole under sequence-parallel mixtures; `qk_norm_cut`: whether
     it cuts norms over all of Q or K. `idle_kv`: layers that read another's KV hold projections
-    of their own all the same. `embed_extra`: rows of the embedding beyond the vocabulary, a number or sizes.
+    of their own all the same. `embed_extra`: rows of the embedding beyond the vocabulary, a
+    number or sizes.
     `relative_everywhere`: each layer has a table of relative positions, not only the first.
     `hyper_mixed` False: hyper-connections do not mix the streams among each other. A slot with an
     empty path holds no tensor. `parts` (path, size) lists stacks one after the other in place of

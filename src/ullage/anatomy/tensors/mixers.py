@@ -122,6 +122,12 @@ def sparse_index(w: Writer, index: Indexer) -> None:
     if index.shared:
         return
     hidden, paths = w.spec.hidden_size, w.paths
+    rows = (index.num_heads + 1) * index.head_dim
+    if "sparse_qk" in paths:
+        w.linear(paths["sparse_qk"], rows, hidden, "indexer", "replicated")
+        w.norm(paths["sparse_q_norm"], index.head_dim)
+        w.norm(paths["sparse_k_norm"], index.head_dim)
+        return
     w.linear(paths["sparse_q"], index.num_heads * index.head_dim, hidden, "indexer", "kv",
                 groups=index.num_heads)  # fmt: skip
     w.linear(paths["sparse_k"], index.head_dim, hidden, "indexer", "replicated")

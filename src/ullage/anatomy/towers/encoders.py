@@ -18,6 +18,7 @@ from ullage.anatomy.towers.sizes import (
     qwen2_5_vl,
     qwen3_vl,
 )
+from ullage.errors import UnsupportedModel
 
 # Models of their own beside the language model: engines that serve text do not load them
 # (vLLM 0.32 runs the thinker alone).
@@ -179,6 +180,49 @@ def _deepseek_vl2(root: Section, hidden: int, text: int) -> int:
     return linear(4 * hidden, text) + linear(text, text) + 2 * text
 
 
+# Encoders that timm builds by name: depth, width, heads, MLP, and what timm 1.0.31 stores of them
+# without a classifier.
+_TIMM = {
+    "fastvit_mci3": TowerSize(0, 3072, 0, 0, 122_749_964),
+    "vit_pe_core_large_patch14_336": TowerSize(24, 1024, 16, 4096, 316_102_656),
+    "vit_pe_lang_large_patch14_448": TowerSize(23, 1024, 16, 4096, 291_415_040),
+    "vit_pe_lang_gigantic_patch14_448": TowerSize(47, 1536, 16, 8960, 1_740_922_624),
+    "resnet50": TowerSize(0, 2048, 0, 0, 23_561_205),
+}
+
+
+def _timm_wrapper(section: Section, _: int) -> TowerSize:
+    """A tower that is only named. Arguments of its own change it: then its plain layers count."""
+    name = section.text("architecture", "resnet50", why="default: resnet50")
+    known = _TIMM.get(name)
+    if known is None:
+        raise UnsupportedModel(
+            f"a tower of timm, {name[:80]}, whose size is not known",
+            file=section.reading.file,
+            field=section.field("architecture"),
+            expected="one of " + ", ".join(_TIMM),
+        )
+    section.ignore("do_pooling", "global_pool", "hidden_size", "num_classes", "label_names")
+    arguments = section.section("model_args")
+    if arguments is None or set(arguments.values) <= {"inference_mode"}:
+        return known
+    depth = arguments.optional_integer("depth", maximum=MAX_DEPTH) or known.num_layers
+    width = arguments.optional_integer("embed_dim", maximum=MAX_WIDTH) or known.hidden_size
+    inner = int(width * arguments.number("mlp_ratio", known.intermediate / known.hidden_size,
+                                         why="default: the tower's", maximum=64.0))  # fmt: skip
+    plain = depth * (4 * width * width + 2 * width * inner)
+    return replace(known, num_layers=depth, hidden_size=width, intermediate=inner, parameters=plain)
+
+
+def _fast_vlm(root: Section, hidden: int, text: int) -> int:
+    tower = root.section("vision_config")
+    arguments = None if tower is None else tower.section("model_args")
+    if arguments is not None and set(arguments.values) - {"inference_mode"}:
+        raise arguments.error("model_args", arguments.values, "inference_mode alone")
+    bias = root.boolean("multimodal_projector_bias", True, why="default: true")
+    return linear(hidden, text, bias) + linear(text, text, bias)
+
+
 # Towers that include what joins them to the text; None: one of a size that is not known.
 OMNI_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
     "qwen2_5_omni_audio_encoder": _qwen2_5_omni_audio,
@@ -191,6 +235,7 @@ OMNI_WHOLE: dict[str, Callable[[Section, int], TowerSize | None]] = {
 REMOTE_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
     "intern_vit_6b": _intern_vit,
     "moonvit": _moon_vit,
+    "timm_wrapper": _timm_wrapper,
     "deepseek_vl_v2 vision": _timm_vit,
 }
 
@@ -218,6 +263,7 @@ def _lfm2_vl(root: Section, hidden: int, text: int) -> int:
 
 REMOTE_PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "kimi_vl": _kimi_vl,
+    "fast_vlm": _fast_vlm,
     "deepseek_vl_v2": _deepseek_vl2,
     "cohere2_vision": _cohere2_vision,
     "lfm2_vl": _lfm2_vl,

@@ -6,6 +6,7 @@ As `sizes.py` does for the others, and in its words. Facts: the modules of trans
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import ceil, log
 
 from ullage.anatomy.config.keys import Section
@@ -37,7 +38,7 @@ def _plain(section: Section) -> tuple[int, int, int, int]:
 
 
 def _muse_vision(section: Section, _: int) -> TowerSize:
-    """Patches of several frames without a bias, a grid of positions, two norms around the layers."""
+    """Patches of several frames without a bias, a grid of positions, norms around the layers."""
     depth, hidden, heads, width = _plain(section)
     frames = section.integer("patch_temporal", 2, why="default: 2", maximum=64)
     rows = section.integer("pos_emb_height", maximum=1 << 12)
@@ -175,7 +176,7 @@ def _inkling_vision(section: Section, text_hidden: int) -> TowerSize | None:
     ]
     picked[0], picked[-1] = 0, len(scales) - 1
     total = 0
-    for i, (before, after) in enumerate(zip(picked[:-1], picked[1:], strict=True)):
+    for i, (before, after) in enumerate(pairwise(picked)):
         (t0, s0, c0), (t1, s1, c1) = scales[before], scales[after]
         last = i == depth - 1
         out = text_hidden if last else c1
