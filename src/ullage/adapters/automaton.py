@@ -18,9 +18,10 @@ MAX_STATES = 5_000
 MAX_WORK = 2_000_000
 _MAX_REPEATED = 200
 _MAX_DEPTH = 60
-_MAX_BACKTRACKED_CHARS = 300
+_MAX_BACKTRACKED_CHARS = 200
 
 _ACCEPT = 1
+_SINGLE = frozenset(("ANY", "IN", "LITERAL", "NOT_LITERAL"))
 CharTest = Callable[[str], bool]
 
 
@@ -91,7 +92,7 @@ class Automaton:
 class _Backtracked(Automaton):
     """An expression that looks ahead or at word boundaries, but has no way to run away.
 
-    It repeats at most two single characters without end, which costs at most a cube of the text.
+    It repeats few single characters without end and nothing larger, in a short text.
     """
 
     compiled: Any = None
@@ -128,7 +129,7 @@ def automaton_of(expression: str, shown: str) -> Automaton:
 def _needs_backtracking(parsed: Any) -> bool:
     """Whether the expression looks around; ValueError when it could also run away."""
     looks, endless, wild = _census(parsed, 0)
-    if looks and (wild or endless > 3):  # one of them is PEFT's own `.*`
+    if looks and (wild or endless > 4):  # one of them is PEFT's own `.*`
         raise ValueError("it looks around and repeats too much")
     return looks > 0
 
@@ -148,10 +149,10 @@ def _census(parts: Any, depth: int) -> tuple[int, int, int]:
         elif word == "AT" and "BOUNDARY" in str(value):
             looks += 1
         elif word in ("MAX_REPEAT", "MIN_REPEAT"):
-            low, high, repeated = value
-            single = len(repeated) == 1 and str(repeated[0][0]) in ("ANY", "IN", "LITERAL")
+            _, high, repeated = value
+            single = len(repeated) == 1 and str(repeated[0][0]) in _SINGLE
             wild += not single and str(high) != "1"
-            endless += single and high != low
+            endless += single and (str(high) == "MAXREPEAT" or high > 8)
             inner = [repeated]
         elif word == "SUBPATTERN":
             inner = [value[3]]
