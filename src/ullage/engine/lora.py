@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule, AdapterTensor
+from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule
 from ullage.adapters.read import read_adapter
 from ullage.anatomy.checkpoint import TensorEntry
 from ullage.anatomy.files.safetensors import read_safetensors
@@ -143,6 +143,44 @@ def places(spec: ModelSpec) -> dict[str, Place]:
     return found
 
 
+def placed(
+    adapter: Adapter, spec: ModelSpec, max_lora_rank: int
+) -> list[tuple[AdapterModule, Place | None]]:
+    """The adapter's modules with their places in a model of `spec`, None for those it lacks.
+
+    Raises LoraRefused for an adapter that asks for more than LoRA pairs, and for pairs that do not
+    fit their place or the rank's limit.
+    """
+    _require_supported(adapter)
+    where = places(spec)
+    found: list[tuple[AdapterModule, Place | None]] = []
+    taken: set[Place] = set()
+    for module in adapter.modules:
+        place = where.get(module.module)
+        found.append((module, place))
+        if place is None:
+            continue
+        if place in taken:
+            raise _refusal(adapter, module, "adapted twice", "one pair")
+        taken.add(place)
+        _require_fits(adapter, module, place, max_lora_rank)
+    return found
+
+
+def require_coverage(
+    adapter: Adapter, found: Sequence[tuple[AdapterModule, Place | None]], *, allow_partial: bool
+) -> None:
+    """Raise LoraRefused when no module, or not every one, has a place."""
+    unmapped = [module.module for module, place in found if place is None]
+    if len(unmapped) == len(found) or (unmapped and not allow_partial):
+        raise LoraRefused(
+            f"{len(unmapped)} of {len(found)} modules are not of this model"
+            + (f", the first {unmapped[0][:120]!r}" if unmapped else ""),
+            file=adapter.path,
+            expected=f"modules like {NAMES['q'].format(i=0).removesuffix('.weight')!r}",
+        )
+
+
 def read_lora(
     name: str, path: str | Path, spec: ModelSpec, max_lora_rank: int, *, allow_partial: bool = False
 ) -> LoraAdapter:
@@ -152,36 +190,16 @@ def read_lora(
     and what `read_adapter` raises for files that lie.
     """
     adapter = read_adapter(Path(path))
-    _require_supported(adapter)
-    where = places(spec)
-    deltas: dict[tuple[int, Site], tuple[Delta, ...]] = {}
+    found = placed(adapter, spec, max_lora_rank)
+    require_coverage(adapter, found, allow_partial=allow_partial)
     entries = _entries(adapter)
-    unmapped: list[str] = []
-    taken: set[Place] = set()
-    rank = 0
-    for module in adapter.modules:
-        place = where.get(module.module)
-        if place is None:
-            unmapped.append(module.module)
-            continue
-        if place in taken:
-            raise LoraRefused(
-                "adapted twice", file=adapter.path, field=module.module, expected="one pair"
-            )
-        taken.add(place)
-        delta = _delta(adapter, module, place, entries, max_lora_rank)
-        rank = max(rank, delta.a_RI.shape[0])
+    deltas: dict[tuple[int, Site], tuple[Delta, ...]] = {}
+    taken = [(module, place) for module, place in found if place is not None]
+    for module, place in taken:
         key = (place.layer, place.site)
-        deltas[key] = (*deltas.get(key, ()), delta)
-    total = len(adapter.modules)
-    if len(unmapped) == total or (unmapped and not allow_partial):
-        raise LoraRefused(
-            f"{len(unmapped)} of {total} modules are not of this model"
-            + (f", the first {unmapped[0][:120]!r}" if unmapped else ""),
-            file=adapter.path,
-            expected=f"modules like {next(iter(where))!r}",
-        )
-    return LoraAdapter(name, str(path), rank, total - len(unmapped), deltas)
+        deltas[key] = (*deltas.get(key, ()), _delta(module, place, entries))
+    rank = max(module.rank or 0 for module, _ in taken)
+    return LoraAdapter(name, str(path), rank, len(taken), deltas)
 
 
 def _require_supported(adapter: Adapter) -> None:
@@ -201,29 +219,33 @@ def _entries(adapter: Adapter) -> dict[str, TensorEntry]:
     return entries
 
 
-def _delta(
-    adapter: Adapter,
-    module: AdapterModule,
-    place: Place,
-    entries: Mapping[str, TensorEntry],
-    max_lora_rank: int,
-) -> Delta:
-    def refuse(found: str, expected: str) -> LoraRefused:
-        return LoraRefused(found, file=adapter.path, field=module.module, expected=expected)
+def _refusal(adapter: Adapter, module: AdapterModule, found: str, expected: str) -> LoraRefused:
+    return LoraRefused(found, file=adapter.path, field=module.module, expected=expected)
 
-    if module.a is None or module.b is None or module.rank is None or module.scale is None:
-        raise refuse("half of a pair", "lora_A and lora_B of one rank, and its alpha")
+
+def _require_fits(
+    adapter: Adapter, module: AdapterModule, place: Place, max_lora_rank: int
+) -> None:
+    """Raise LoraRefused unless the module is one plain pair of the place's shape."""
     if module.magnitude is not None or module.bias_b is not None or module.saved:
-        raise refuse("more than lora_A and lora_B", "plain LoRA")
+        raise _refusal(adapter, module, "more than lora_A and lora_B", "plain LoRA")
+    if module.a is None or module.b is None or module.rank is None or module.scale is None:
+        expected = "lora_A and lora_B of one rank, and its alpha"
+        raise _refusal(adapter, module, "half of a pair", expected)
+    if module.transposed:
+        raise _refusal(adapter, module, "matrices the other way round (MLX)", "PEFT's layout")
     if module.rank > max_lora_rank:
-        raise refuse(f"rank {module.rank}", f"at most {max_lora_rank} (--max-lora-rank)")
-    a_shape = (module.rank, place.in_features)
-    b_shape = (place.last - place.first, module.rank)
-    if (module.a.shape, module.b.shape) != (a_shape, b_shape):
+        expected = f"at most {max_lora_rank} (--max-lora-rank)"
+        raise _refusal(adapter, module, f"rank {module.rank}", expected)
+    shapes = ((module.rank, place.in_features), (place.last - place.first, module.rank))
+    if (module.a.shape, module.b.shape) != shapes:
         found = f"lora_A {list(module.a.shape)}, lora_B {list(module.b.shape)}"
-        raise refuse(found, f"{list(a_shape)} and {list(b_shape)}")
+        raise _refusal(adapter, module, found, " and ".join(str(list(s)) for s in shapes))
 
-    def read(tensor: AdapterTensor) -> torch.Tensor:
-        return read_tensor(entries[tensor.key.text])
 
-    return Delta(place.first, place.last, read(module.a), read(module.b) * module.scale)
+def _delta(module: AdapterModule, place: Place, entries: Mapping[str, TensorEntry]) -> Delta:
+    assert module.a is not None
+    assert module.b is not None
+    assert module.scale is not None
+    a_RI, b_OR = (read_tensor(entries[tensor.key.text]) for tensor in (module.a, module.b))
+    return Delta(place.first, place.last, a_RI, b_OR * module.scale)
