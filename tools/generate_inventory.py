@@ -217,8 +217,8 @@ def page(table: list[tuple[str, ...]]) -> str:
         "and every figure that depends on them is shown from low to high. *refused*: nothing is "
         "priced; the sentence is what the user sees.",
         "",
-        "Values such as a release has stand in for defaults from which the library itself builds no "
-        "model in: " + ", ".join(f"`{name}`" for name in sorted(SETTINGS)) + ".",
+        "Values such as a release has stand in for defaults from which the library itself builds "
+        "no model in: " + ", ".join(f"`{name}`" for name in sorted(SETTINGS)) + ".",
         "",
         "| class | model type | read as | state | parameters | meta device | why |",
         "|---|---|---|---|--:|---|---|",
