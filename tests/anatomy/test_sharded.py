@@ -272,6 +272,7 @@ def test_the_wrong_place_is_named_wherever_it_stands(
         read_weight_map(file)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(

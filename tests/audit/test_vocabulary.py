@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.audit.vocabulary import Vocabulary, _number_beyond, read_vocabulary
@@ -22,6 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vocabulary") / "tokenizer.json"
 
 
+@settings(deadline=None)
 @given(VOCABULARIES, ADDED, st.booleans(), st.sampled_from([None, 2]), TOKENS)
 def test_ids_are_those_of_the_parser(place, vocab, added, ascii_only, indent, extra):
     document = {
@@ -45,6 +46,7 @@ SHAMS = st.lists(
 ).map("".join)
 
 
+@settings(deadline=None)
 @given(
     texts=st.lists(SHAMS, unique=True, min_size=1, max_size=12),
     ids=st.lists(
@@ -64,12 +66,14 @@ def test_numbers_inside_tokens_are_no_ids(place, texts, ids, in_order, ascii_onl
     assert read_vocabulary(place) == Vocabulary(max(vocab.values()), None)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**12 - 2), st.integers(0, 10**12 - 1))
 def test_a_number_beyond_another_is_seen(limit, number):
     found = _number_beyond(limit).search(b'"a": %d' % number)
     assert (found is not None) == (number > limit)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(TOKENS, st.floats(-1e3, 0, allow_nan=False)), max_size=20))
 def test_a_list_of_pieces_counts_places(place, pieces):
     place.write_text(json.dumps({"model": {"type": "Unigram", "vocab": pieces}}))

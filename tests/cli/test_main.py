@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -122,3 +123,16 @@ def test_a_terminal_that_spells_only_ascii_gets_the_table():
 def test_an_unknown_flag_points_to_the_help_of_its_verb(capsys, tmp_path):
     assert main(["size", str(tmp_path), "--nonsense"]) == 2
     assert "--nonsense (see ullage size --help)" in capsys.readouterr().err
+
+
+def test_the_garbage_collector_is_as_it_was(tmp_path: Path) -> None:
+    """It rests while a verb answers, also one that fails, and only then."""
+    for arguments in (["size", str(tmp_path / "nothing")], ["explain", "A001"], ["explain", "X"]):
+        main(arguments)
+        assert gc.isenabled()
+    gc.disable()
+    try:
+        main(["explain", "A001"])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
