@@ -59,6 +59,11 @@ BASES: dict[str, dict[str, Any]] = {
         "Gemma2ForCausalLM", "gemma2", tie_word_embeddings=True, query_pre_attn_scalar=16,
         hidden_activation="gelu_pytorch_tanh",
     ),
+    "gemma4-shared": text(
+        "Gemma4ForCausalLM", "gemma4_text", num_kv_shared_layers=1, tie_word_embeddings=True,
+        layer_types=["full_attention", "full_attention"], hidden_size_per_layer_input=0,
+        global_head_dim=16, num_global_key_value_heads=2,
+    ),
     "phi3": text("Phi3ForCausalLM", "phi3", pad_token_id=0),
     "glm4": text("Glm4ForCausalLM", "glm4", partial_rotary_factor=0.5),
     "mixtral": text("MixtralForCausalLM", "mixtral", **EXPERTS),
@@ -99,7 +104,8 @@ SIDES: dict[str, tuple[int, int]] = {
     "gate_proj": (64, 128), "up_proj": (64, 128), "down_proj": (128, 64), "qkv_proj": (64, 128),
     "gate_up_proj": (64, 256), "lm_head": (64, 256), "w1": (64, 128), "w3": (64, 128),
     "w2": (128, 64), "c_attn": (64, 192), "c_fc": (64, 256), "query_key_value": (64, 96),
-    "qkv": (32, 96), "proj": (32, 32), "linear_fc1": (32, 64), "fc1": (32, 64), "out_proj": (32, 32),
+    "qkv": (32, 96), "proj": (32, 32), "linear_fc1": (32, 64), "fc1": (32, 64),
+    "out_proj": (32, 32),
     "gate": (64, 4), "score": (64, 2),
 }  # fmt: skip
 
@@ -190,7 +196,8 @@ REPORTED: dict[str, tuple[Case, Case]] = {
     ),
     "vllm#9280 modules_to_save": (
         refused("llama", pairs(names(*QV)) | {"base_model.model.lm_head.weight": (256, 64)}, 5,
-                "Unsupported modules_to_save: ['lm_head']", config={"modules_to_save": ["lm_head"]}),
+                "Unsupported modules_to_save: ['lm_head']",
+                config={"modules_to_save": ["lm_head"]}),
         works("llama", pairs([*names(*QV), "lm_head"]), 5),
     ),
     "vllm#6983 DoRA": (
@@ -381,7 +388,8 @@ OTHERS: dict[str, tuple[Case, Case]] = {
         works("llama-tied", pairs(["lm_head", *names(*QV)]), 5),
     ),
     "a trained copy of the embedding": (
-        refused("llama", pairs(names(*QV)) | {"base_model.model.model.embed_tokens.weight": (256, 64)},
+        refused("llama", pairs(names(*QV))
+                | {"base_model.model.model.embed_tokens.weight": (256, 64)},
                 5, "embed_tokens.weight is unsupported LoRA weight"),
         works("llama", pairs([*names(*QV), "lm_head"])
               | {"base_model.model.lm_head.base_layer.weight": (256, 64)}, 5),
@@ -469,6 +477,9 @@ OTHERS: dict[str, tuple[Case, Case]] = {
         _PLAIN,
     ),
 }  # fmt: skip
+
+
+ALL = {**REPORTED, **OTHERS}
 
 
 def write(case: Case, folder: Path) -> Path:

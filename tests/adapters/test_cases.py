@@ -6,15 +6,13 @@ import json
 from functools import lru_cache
 
 import pytest
-from cases import BASES, OTHERS, REPORTED, Case, write
+from cases import ALL, BASES, OTHERS, REPORTED, Case, write
 
 from ullage.adapters.check import check
 from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import read_config
 from ullage.anatomy.spec import ModelSpec
-
-ALL = {**REPORTED, **OTHERS}
 
 
 @lru_cache

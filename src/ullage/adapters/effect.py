@@ -7,6 +7,7 @@ while it holds nothing but zeros.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from ullage.adapters.adapter import Adapter, AdapterModule, AdapterTensor
 from ullage.anatomy.checkpoint import open_regular
@@ -28,23 +29,27 @@ def without_effect(adapter: Adapter) -> frozenset[int]:
     """The numbers of the modules that add nothing: a scale of 0, or a B of zeros (as it is before
     training). Of pickles no value is read, so that only the scale counts."""
     found = set()
+    looked: dict[str, list[tuple[int, AdapterTensor]]] = {}
     for number, module in enumerate(adapter.modules):
-        pair = module.a is not None and module.b is not None
-        if pair and (module.scale == 0 or (module.b is not None and _is_zero(module.b))):
+        if module.a is None or module.b is None:
+            continue
+        if module.scale == 0:
             found.add(number)
+        elif module.b.start is not None and module.b.num_bytes:
+            looked.setdefault(module.b.file, []).append((number, module.b))
+    for file, tensors in looked.items():
+        with open_regular(Path(file)) as (stream, _):
+            found |= {number for number, tensor in tensors if _is_zero(tensor, stream)}
     return frozenset(found)
 
 
-def _is_zero(tensor: AdapterTensor) -> bool:
-    if tensor.start is None or not tensor.num_bytes:
-        return False
-    with open_regular(Path(tensor.file)) as (stream, _):
-        stream.seek(tensor.start)
-        left, size = tensor.num_bytes, _FIRST_BYTES
-        while left > 0:
-            data = stream.read(min(size, left))
-            if not data or data.strip(b"\0"):
-                return False
-            left -= len(data)
-            size = _CHUNK_BYTES
+def _is_zero(tensor: AdapterTensor, stream: BinaryIO) -> bool:
+    stream.seek(tensor.start or 0)
+    left, size = tensor.num_bytes, _FIRST_BYTES
+    while left > 0:
+        data = stream.read(min(size, left))
+        if not data or data.strip(b"\0"):
+            return False
+        left -= len(data)
+        size = _CHUNK_BYTES
     return True

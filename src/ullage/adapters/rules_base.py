@@ -15,8 +15,8 @@ from ullage.findings.finding import Severity
 def _foreign(seen: Seen) -> Answer:
     known = [module for module, match in seen.matches if match is not None]
     strange = [m.module for m, match in seen.matches if match is None and (m.a or m.b)]
-    layers = _beyond(seen)
-    strange = [name for name in strange if name not in layers]
+    elsewhere = {*_beyond(seen), *_of_sharing_layers(seen)}
+    strange = [name for name in strange if name not in elsewhere]
     if seen.tree.spec.towers and strange:
         return NotEvaluable(("the modules of the base's towers",))
     if not strange:
@@ -191,11 +191,7 @@ def _shared_keys(seen: Seen) -> Answer:
     shared = seen.tree.shared_kv
     if not shared:
         return clear("layers that share keys and values", 0, "config")
-    found = [
-        module.module
-        for module, match in seen.matches
-        if match is not None and match.module.layer in shared and match.module.role in ("k", "v")
-    ]
+    found = _of_sharing_layers(seen)
     evidence = (told("layers that share keys and values", len(shared), "config"),
                 told("of their k and v adapted", len(found), "header"))  # fmt: skip
     if not found:
@@ -206,6 +202,22 @@ def _shared_keys(seen: Seen) -> Answer:
         remedy="They never ran in training either; leave them out of target_modules.",
         evidence=evidence,
     )
+
+
+def _of_sharing_layers(seen: Seen) -> list[str]:
+    """Modules of keys and values in layers that have none of their own."""
+    found = []
+    for module, match in seen.matches:
+        parts = module.module.split(".")
+        numbers = [n for n, part in enumerate(parts) if part.isdecimal() and len(part) < 8]
+        if not numbers or int(parts[numbers[0]]) not in seen.tree.shared_kv:
+            continue
+        if match is None:
+            parts[numbers[0]] = str(seen.tree.shared_kv[int(parts[numbers[0]])])
+            match = seen.tree.find(".".join(parts))
+        if match is not None and match.module.role in ("k", "v"):
+            found.append(module.module)
+    return found
 
 
 def _copies(seen: Seen) -> Answer:

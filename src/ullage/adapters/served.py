@@ -155,7 +155,9 @@ class ServedTree:
             if found is not None:
                 return found
         tower = self.visible.get(_pattern(name))
-        return tower if tower is not None and tower[0].parts[0].base is None else None
+        if tower is None or tower[0].parts[0].base is not None:
+            return None
+        return replace(tower[0], path=_filled(tower[0].path, name)), tower[1]
 
     def _expert(self, name: str) -> tuple[ServedModule, int] | None:
         before, experts, rest = name.partition(".experts.")
@@ -174,10 +176,7 @@ class ServedTree:
         pattern = _pattern(path)
         for alias, first in self.architecture.aliases.items():
             if first == pattern:
-                numbers = iter([part for part in path.split(".") if part.isdecimal()])
-                owner = alias.rpartition(".")[0].split(".")
-                filled = ".".join(next(numbers, "") if p == "{i}" else p for p in owner)
-                return self.modules.get(filled)
+                return self.modules.get(_filled(alias.rpartition(".")[0], path))
         return None
 
 
@@ -248,6 +247,12 @@ def _pattern(path: str) -> str:
     """The path with its numbers as {i}."""
     parts = path.split(".")
     return ".".join("{i}" if part.isdecimal() else part for part in parts)
+
+
+def _filled(pattern: str, path: str) -> str:
+    """The pattern with the numbers of a path, in their order."""
+    numbers = iter([part for part in path.split(".") if part.isdecimal()])
+    return ".".join(next(numbers, part) if part == "{i}" else part for part in pattern.split("."))
 
 
 def served_tree(tree: BaseTree, found: Architecture, *, pooling: bool) -> ServedTree:
@@ -410,11 +415,18 @@ def _guessed_kind(bases: Mapping[str, BaseModule]) -> ModuleKind:
 def _towers(found: Architecture, taken: set[str]) -> list[ServedModule]:
     """Recorded modules outside the language model, by pattern: their numbers stay {i}."""
     prefixes = (*found.tower, *found.connector)
-    return [
-        ServedModule(path, kind, (ServedPart(path, None),), packed=False)
-        for path, kind in found.modules.items()
-        if path not in taken and path.startswith(prefixes) and prefixes
-    ]
+    made = []
+    for path, kind in found.modules.items():
+        if path in taken or not path.startswith(prefixes) or not prefixes:
+            continue
+        suffix = path.rpartition(".")[2]
+        children = found.packed.get(suffix, ())
+        names = (
+            [path[: -len(suffix)] + child for child in children] if len(children) > 1 else [path]
+        )
+        parts = tuple(ServedPart(name, None) for name in names)
+        made.append(ServedModule(path, kind, parts, packed=len(parts) > 1))
+    return made
 
 
 Part = Literal["language", "tower", "connector"]

@@ -38,7 +38,10 @@ def slot_bytes(
     for module in served.modules.values():
         if not wrapped(module):
             continue
-        elements = _elements(module, served, rank, tensor, sharded=options.fully_sharded_loras)
+        elements = _elements(
+            module, served, rank, tensor,
+            sharded=options.fully_sharded_loras, mixed=options.enable_mixed_moe_lora_format,
+        )  # fmt: skip
         if elements is None:
             return None
         total += elements
@@ -46,7 +49,13 @@ def slot_bytes(
 
 
 def _elements(
-    module: ServedModule, served: ServedTree, rank: int, tensor: int, *, sharded: bool
+    module: ServedModule,
+    served: ServedTree,
+    rank: int,
+    tensor: int,
+    *,
+    sharded: bool,
+    mixed: bool,
 ) -> int | None:
     kind = module.kind.kind
     bases = [part.base for part in module.parts if part.base is not None]
@@ -56,7 +65,7 @@ def _elements(
     if kind in ("VocabParallelEmbedding", "ParallelLMHead"):
         return rank * (first.in_features + first.out_features)
     if kind == "MoERunner":
-        return _experts(module, served, rank, tensor, sharded=sharded)
+        return _experts(module, served, rank, tensor, sharded=sharded, mixed=mixed)
     cut = tensor if kind not in ("ReplicatedLinear", "LinearBase") else 1
     if kind == "RowParallelLinear":
         out = -(-first.out_features // cut) if sharded else first.out_features
@@ -76,7 +85,13 @@ def _out(base: BaseModule, cut: int) -> int:
 
 
 def _experts(
-    module: ServedModule, served: ServedTree, rank: int, tensor: int, *, sharded: bool
+    module: ServedModule,
+    served: ServedTree,
+    rank: int,
+    tensor: int,
+    *,
+    sharded: bool,
+    mixed: bool,
 ) -> int | None:
     by_role = {part.base.role: part.base for part in module.parts if part.base is not None}
     down = by_role.get("expert_down")
@@ -87,6 +102,7 @@ def _experts(
     a_rank = -(-rank // tensor) if sharded else rank
     out = -(-hidden // tensor) if sharded else hidden
     gated = not served.architecture.non_gated
-    slices = 1 if served.architecture.is_3d or not gated else 2
+    stacked = served.architecture.is_3d and not mixed
+    slices = 1 if stacked or not gated else 2
     ups = slices * a_rank * hidden + (2 if gated else 1) * inner * rank
     return down.num_experts * (ups + inner * rank + out * rank)

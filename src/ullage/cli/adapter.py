@@ -28,6 +28,7 @@ ACTIONS: Mapping[str, str] = {
     "check": "say what an engine makes of an adapter, module by module",
     "fix": "rewrite an adapter to what an engine reads, the original untouched",
     "merge-check": "compare a merged checkpoint with base + scale·B·A, tensor by tensor",
+    "diff": "measure what an adapter changes, weight by weight and in the logits",
 }
 
 
@@ -117,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
 def run_check(args: argparse.Namespace) -> int:
     judgement = judged(args)
     if args.output == "json":
-        json.dump(document(args.adapter, args.base, judgement), sys.stdout, allow_nan=False)
-        print()
+        # In one piece: json.dump to a stream would go through Python for every value.
+        print(json.dumps(document(args.adapter, args.base, judgement), allow_nan=False))
     else:
         from ullage.cli.adapter_table import lines  # only a reader of tables pays for it
 
