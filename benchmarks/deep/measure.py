@@ -241,6 +241,7 @@ def main() -> int:
             "",
             f"ullage {ullage.__version__} · Python {platform.python_version()} · numpy "
             f"{np.__version__} · {os.cpu_count()} cores · load {os.getloadavg()[0]:.1f} · "
+            f"{'real-time priority' if os.sched_getscheduler(0) else 'usual priority'} · "
             f"{time.strftime('%Y-%m-%d')}",
             "",
             "| file | MB | cache | looked at by | read | scan | scan ÷ read | paired | best ÷ best "

@@ -23,8 +23,7 @@ from ullage.deep.windows import MAX_WINDOW_BYTES, Bytes, Item, read_windows
 
 MAX_JOBS = 4
 WINDOWS_AHEAD = 5
-"""How many windows are read before they are looked at: more than the 8 MiB that Linux at most reads
-ahead at once, so that numpy goes on while the disk is waited for."""
+"""How many windows are read before they are looked at; more of them were no faster."""
 COMPILED_AHEAD = 2
 """Machine code is faster than disks are, and windows that stay in the cache help it more."""
 COMPILED_FROM_BYTES = 4 << 30

@@ -26,7 +26,7 @@ from ullage.deep.sums import TensorSum
 from ullage.errors import MalformedCheckpoint
 
 CHUNK_BYTES = 1 << 20
-WINDOW_BYTES = 2 << 20
+WINDOW_BYTES = 1 << 20
 MAX_WINDOW_BYTES = WINDOW_BYTES + 2 * MAX_ROW_BYTES
 
 Bytes = npt.NDArray[np.uint8]
