@@ -216,6 +216,15 @@ def _rows(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield first, min(count, first + step)
 
 
+def wide_rows(entry: TensorEntry) -> Iterator[Wide | None]:
+    """The tensor's values some rows at a time; one None for a type whose values are not read."""
+    if entry.dtype not in _ROUNDOFF:
+        yield None
+        return
+    for first, last in _rows(entry.shape):
+        yield _wide(entry, first, last)
+
+
 def _bytes(entry: TensorEntry) -> Iterator[npt.NDArray[np.uint8]]:
     with Path(entry.file).open("rb") as stream:
         stream.seek(entry.start)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from ullage.engine.attention import ATTENTION_PATHS
 from ullage.engine.batch import build_batch
@@ -22,7 +24,7 @@ from ullage.engine.model import Decoder, kv_shapes
 from ullage.engine.options import EngineOptions, kv_blocks
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
 from ullage.engine.sampler import Choice, TokenLogprobs, choose
-from ullage.engine.scheduler import Limits, Plan, Scheduler
+from ullage.engine.scheduler import Limits, Plan, Scheduler, Work
 from ullage.engine.support import require_supported
 from ullage.engine.tokenizer import TextStream, Tokenizer
 from ullage.engine.tokenizer_loading import load_tokenizer
@@ -215,6 +217,26 @@ class Engine:
         if self._checks:
             self.scheduler.check()
         return StepReport(plan, outputs, started_s, ended_s)
+
+    def prompt_logits(
+        self, prompt_ids: tuple[int, ...], lora: LoraAdapter | None = None
+    ) -> torch.Tensor:
+        """Float32 logits [tokens, vocab] at every position of a prompt, in one pass of its own.
+
+        For measuring, while nobody is served. Raises RequestRefused for a prompt that never fits.
+        """
+        assert not self.has_work, "prompt_logits runs beside no requests"
+        self.require_fits(prompt_ids, SamplingParams(max_tokens=0))
+        request = Request("prompt_logits", prompt_ids, SamplingParams(), lora=lora)
+        table = self.pool.allocate(self.pool.blocks_for(len(prompt_ids)))
+        work = Work(request, 0, len(prompt_ids), tuple(table), samples=True)
+        batch = build_batch(Plan((work,)), self.pool.block_size)
+        rows = torch.arange(len(prompt_ids))
+        everywhere = replace(batch, sampled_rows=rows, sampled_lora=batch.lora)
+        try:
+            return self._decoder.forward(everywhere, self.kv, self._attention)
+        finally:
+            self.pool.release(table)
 
     def tokens_held(self) -> int:
         """Tokens whose KV lies in the pool, over all running requests."""
