@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ullage.adapters.base import base_tree
 from ullage.adapters.check import check
@@ -34,14 +35,25 @@ ACTIONS: Mapping[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `ullage adapter` and their flags."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    kind: type[argparse.ArgumentParser] = type(parser)
+
+    class Late(kind):  # type: ignore[valid-type, misc]
+        """The parser of one action, which gets its flags once it is chosen: the others' modules
+        are not imported then."""
+
+        def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+            name = self.prog.rpartition(" ")[2]
+            if name == "check":
+                add_check_arguments(self)
+            else:
+                import_module(f"ullage.cli.adapter_{name.replace('-', '_')}").add_arguments(self)
+            return super().parse_known_args(args, namespace)
+
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, parser_class=Late
+    )
     for name, summary in ACTIONS.items():
-        sentence = f"{summary[0].upper()}{summary[1:]}."
-        action = actions.add_parser(name, help=summary, description=sentence)
-        if name == "check":
-            add_check_arguments(action)
-        else:
-            import_module(f"ullage.cli.adapter_{name.replace('-', '_')}").add_arguments(action)
+        actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def add_adapter_and_base(parser: argparse.ArgumentParser) -> None:
