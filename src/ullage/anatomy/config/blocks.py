@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ullage.anatomy.config.feed_forward import activation, is_gated, read_dense
-from ullage.anatomy.config.keys import Section
-from ullage.anatomy.config.layer_kinds import MAX_LAYERS
-from ullage.anatomy.config.mixers import MAX_HEADS, MAX_WIDTH, fact, read_attention
+from ullage.anatomy.config.keys import MAX_HEADS, MAX_WIDTH, Section
+from ullage.anatomy.config.kind_words import MAX_LAYERS
+from ullage.anatomy.config.mixers import fact, read_attention
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.spec import (
     Dense,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from ullage.anatomy.config.defaults import class_defaults
 from ullage.anatomy.config.feed_forward import MAX_EXPERTS
-from ullage.anatomy.config.keys import Section
-from ullage.anatomy.config.layer_kinds import MAX_LAYERS
+from ullage.anatomy.config.keys import MAX_HEADS, MAX_WIDTH, Section
+from ullage.anatomy.config.kind_words import MAX_LAYERS
 from ullage.anatomy.config.layers import read_layers
-from ullage.anatomy.config.mixers import MAX_HEADS, MAX_WIDTH, cheaper_window, fact, read_attention
+from ullage.anatomy.config.mixers import cheaper_window, fact, read_attention
 from ullage.anatomy.config.positions import read_rope
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.spec import (

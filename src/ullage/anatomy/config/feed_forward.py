@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ullage.anatomy.config.keys import Section
-from ullage.anatomy.config.mixers import MAX_WIDTH, fact, maybe_size
+from ullage.anatomy.config.keys import MAX_WIDTH, Section
+from ullage.anatomy.config.mixers import fact, maybe_size
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.spec import Dense, Experts
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ullage.anatomy.config.found import Found
-from ullage.anatomy.config.mixers import MAX_WIDTH
+from ullage.anatomy.config.keys import MAX_WIDTH
 from ullage.anatomy.naming.names import naming_for
 
 Task = Literal["sequence", "token", "question", "reward"]

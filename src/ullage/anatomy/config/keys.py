@@ -24,6 +24,8 @@ Mode = Literal["likely", "low", "high"]
 Widens = Literal["weights", "kv", "state", "flops"]
 
 MAX_INTEGER = 1 << 40
+MAX_HEADS = 1 << 16
+MAX_WIDTH = 1 << 24
 MAX_DEPTH = 64
 _SHOWN = 60
 _ABSENT = object()

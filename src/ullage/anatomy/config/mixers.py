@@ -6,20 +6,17 @@ recurrent state are `recurrent.py`.
 
 from __future__ import annotations
 
-from ullage.anatomy.config.keys import Section, Widens
+from ullage.anatomy.config.indexers import block_index, read_indexer
+from ullage.anatomy.config.keys import MAX_HEADS, MAX_WIDTH, Section, Widens
 from ullage.anatomy.config.positions import read_rope, uses_alibi
 from ullage.anatomy.families.family import Fact, Family, QkNorm
 from ullage.anatomy.spec import (
     Attention,
     CompressedAttention,
-    Indexer,
     LatentAttention,
 )
 
 _QK_NORM_WORDS: dict[str, QkNorm] = {"per_layer": "layer", "per_head": "head"}
-
-MAX_HEADS = 1 << 16
-MAX_WIDTH = 1 << 24
 
 
 def fact(section: Section, value: Fact, field: str, *, likely: bool, widens: Widens) -> bool:
@@ -281,7 +278,7 @@ def read_attention(section: Section, family: Family, kind: str) -> Attention:
         output_gate=gate,
         k_eq_v=k_eq_v,
         rope=read_rope(section, head_dim, kind, interleaved=interleaved) if rotates else None,
-        sparse_index=_block_index(section, kind),
+        sparse_index=block_index(section, kind),
         q_lora_rank=section.optional_integer("share_q_dim", maximum=MAX_WIDTH),
         input_size=2 * section.integer("hidden_size", maximum=MAX_WIDTH)
         if family.reads_twice
@@ -303,92 +300,6 @@ def _scale(section: Section) -> float | None:
     if scalar is not None:
         return float(scalar**-0.5)
     return section.optional_number("attention_multiplier")  # Granite
-
-
-def _block_index(section: Section, kind: str) -> Indexer | None:
-    if kind == "indexed":
-        return read_block_index(section)
-    if section.has("indexer_head_dim"):
-        return _token_budget_index(section)
-    if section.knows("index_block_size"):  # of no consequence to the layers without an indexer
-        section.ignore(
-            "index_n_heads",
-            "index_head_dim",
-            "index_block_size",
-            "index_topk_blocks",
-            "index_local_blocks",
-        )
-    return None
-
-
-def _token_budget_index(section: Section) -> Indexer:
-    """Qwen4-Exp: blocks of indexer_compress_ratio keys within a budget of tokens."""
-    block = section.integer("indexer_compress_ratio", maximum=MAX_WIDTH)
-    budget = section.integer("indexer_budget")
-    if budget % block:
-        raise section.error("indexer_budget", budget, f"a multiple of the blocks of {block}")
-    kv_heads = section.integer("indexer_kv_heads", maximum=MAX_HEADS)
-    if kv_heads != 1:
-        raise section.error("indexer_kv_heads", kv_heads, "1")
-    return Indexer(
-        num_heads=section.integer("indexer_n_heads", maximum=MAX_HEADS),
-        head_dim=section.integer("indexer_head_dim", maximum=MAX_WIDTH),
-        topk=budget // block,
-        block=block,
-    )
-
-
-def read_block_index(section: Section) -> Indexer:
-    """MiniMax-M3's block indexer beside plain attention, nested or in transformers' flat keys."""
-    nested = section.section("sparse_attention_config")
-    if nested is None:
-        section.ignore("index_local_blocks")
-        return Indexer(
-            num_heads=section.integer("index_n_heads", maximum=MAX_HEADS),
-            head_dim=section.integer("index_head_dim", maximum=MAX_WIDTH),
-            topk=section.integer("index_topk_blocks"),
-            block=section.integer("index_block_size"),
-        )
-    return Indexer(
-        num_heads=nested.integer("sparse_num_index_heads", maximum=MAX_HEADS),
-        head_dim=nested.integer("sparse_index_dim", maximum=MAX_WIDTH),
-        topk=nested.integer("sparse_topk_blocks"),
-        block=nested.integer("sparse_block_size"),
-    )
-
-
-def read_indexer(section: Section) -> Indexer | None:
-    """The sparse indexer of DeepSeek-V3.2 and GLM-5, or None when index_topk is absent."""
-    topk = section.optional_integer("index_topk")
-    if topk is None:
-        return None
-    section.ignore("indexer_rope_interleave")
-    head_dim = section.integer("index_head_dim", maximum=MAX_WIDTH)
-    return Indexer(
-        num_heads=section.integer("index_n_heads", maximum=MAX_HEADS),
-        head_dim=head_dim,
-        topk=topk,
-        kept=_pooled_keys(section, head_dim),
-    )
-
-
-def _pooled_keys(section: Section, head_dim: int) -> int | None:
-    """GLM-5 Next scores pools of index_kpool keys: an engine may keep the pools alone.
-
-    transformers 5.24 (glm5_next) keeps every key, its gate and a flag.
-    """
-    pool = section.optional_integer("index_kpool")
-    section.ignore("index_kpool_always_select_tail")
-    if pool is None:
-        return None
-    return section.reading.decide(
-        section.field("index_kpool"),
-        f"keys pooled {pool} to one, kept pooled or whole",
-        likely=2 * head_dim + 1,
-        low=-(-head_dim // pool),
-        high=2 * head_dim + 1,
-        widens=("kv",),
-    )
 
 
 def _value_dim(section: Section) -> int:

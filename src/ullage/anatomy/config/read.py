@@ -12,9 +12,9 @@ from dataclasses import replace
 from ullage.anatomy.config.encoder_decoder import read_stacks
 from ullage.anatomy.config.found import Found, find_text
 from ullage.anatomy.config.heads import has_lm_head, is_encoder_alone, judges_of
-from ullage.anatomy.config.keys import Mode, Reading, Section, show
+from ullage.anatomy.config.keys import MAX_WIDTH, Mode, Reading, Section, show
 from ullage.anatomy.config.layers import read_layers, read_mtp
-from ullage.anatomy.config.mixers import MAX_WIDTH, fact, maybe_size
+from ullage.anatomy.config.mixers import fact, maybe_size
 from ullage.anatomy.config.positions import read_disentangled, read_positions
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.families.table import UNSUPPORTED

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ullage.anatomy.config.keys import Section
-from ullage.anatomy.config.mixers import MAX_HEADS, MAX_WIDTH, fact, read_head_dim, read_heads
+from ullage.anatomy.config.keys import MAX_HEADS, MAX_WIDTH, Section
+from ullage.anatomy.config.mixers import fact, read_head_dim, read_heads
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.spec import LinearAttention, Mamba, ShortConv
 
