@@ -10,6 +10,7 @@ time; what needs the configuration too (experts, modules_to_save) is `modules.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ullage.adapters.adapter import AdapterKey, Matrix
 from ullage.adapters.methods import OTHER_PARAMETERS
@@ -84,7 +85,7 @@ def parse_key(text: str) -> AdapterKey:
     """
     parts = text.split(".")
     end, word, matrix, name = _parameter(parts)
-    wrappers, path = _path(parts[:end])
+    wrappers, path = _path(tuple(parts[:end]))
     if word in _LINEARS:
         path, infixes = _megatron_infixes(path)
     else:
@@ -132,8 +133,12 @@ def _of_leaf(matrix: Matrix, leaf: str | None) -> Matrix:
     return Matrix.BIAS_B if matrix is Matrix.B else Matrix.OTHER
 
 
-def _path(parts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The wrappers in order, and the path in the model's own tree (infixes still at its end)."""
+@lru_cache(maxsize=4)  # A and B of one module follow one another
+def _path(parts: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The wrappers in order, and the path in the model's own tree (infixes still at its end).
+
+    Both lists are kept for the next key of the module: not to be changed.
+    """
     wrappers: list[str] = []
     path: list[str] = []
     position = _outer_end(parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from ullage.adapters.adapter import (
     AdapterConfig,
@@ -149,16 +150,27 @@ def _module(
     config: AdapterConfig,
 ) -> AdapterModule:
     a, b = place.get("a"), place.get("b")
-    module = AdapterModule(
-        name, a, b, place.get("magnitude"), place.get("bias_b"), saved, transposed=_transposed(a, b)
-    )
+    tensors = (a, b, place.get("magnitude"), place.get("bias_b"), saved)
     if a is None and b is None:
-        return module
+        return AdapterModule(name, *tensors)
     declared, scale = expected_scale(config, name)
-    module = replace(module, rank_declared=declared, scale=scale)
+    transposed = _transposed(a, b)
     if a is None or b is None:
-        return replace(module, fault=f"has no {'A' if a is None else 'B'}")
-    return _with_sides(module, a, b)
+        sides = _Sides(fault=f"has no {'A' if a is None else 'B'}")
+    else:
+        sides = _sides(a, b, transposed, declared if _is_expert(name) else None)
+    return AdapterModule(
+        name,
+        *tensors,
+        rank=sides.rank,
+        rank_declared=declared,
+        scale=scale,
+        in_features=sides.inner,
+        out_features=sides.outer,
+        num_experts=sides.experts,
+        transposed=transposed,
+        fault=sides.fault,
+    )
 
 
 def _transposed(a: AdapterTensor | None, b: AdapterTensor | None) -> bool:
@@ -167,46 +179,42 @@ def _transposed(a: AdapterTensor | None, b: AdapterTensor | None) -> bool:
     return bool(texts) and all(text in ("lora_a", "lora_b", "A", "B") for text in texts)
 
 
-def _with_sides(module: AdapterModule, a: AdapterTensor, b: AdapterTensor) -> AdapterModule:
-    """The module with its rank and sides as both shapes tell them, or with what is wrong."""
+class _Sides(NamedTuple):
+    """What both shapes of a pair tell, or what is wrong with them."""
+
+    rank: int | None = None
+    inner: int | None = None
+    outer: int | None = None
+    experts: int | None = None
+    fault: str | None = None
+
+
+def _sides(a: AdapterTensor, b: AdapterTensor, transposed: bool, expert_rank: int | None) -> _Sides:
+    """Rank and sides of the pair. `expert_rank`: the declared rank where it covers experts.
+
+    PEFT's A of a stack of experts is [experts · rank, in], B is [out, rank · experts].
+    """
     for letter, tensor in (("A", a), ("B", b)):
         if len(tensor.shape) < 2 or 0 in tensor.shape:
             # What ZeRO-3 leaves of a parameter that was not gathered before saving.
-            return replace(
-                module, fault=f"{letter} has the shape {list(tensor.shape)}, so it holds no matrix"
-            )
-    if module.transposed and len(a.shape) == len(b.shape) == 3:
+            shape = list(tensor.shape)
+            return _Sides(fault=f"{letter} has the shape {shape}, so it holds no matrix")
+    experts = None
+    if transposed and len(a.shape) == len(b.shape) == 3:
         (experts, rank, inner), (experts_b, outer, rank_b) = a.shape, b.shape
-        if (experts, rank) != (experts_b, rank_b):
-            return _mismatch(module, a, b)
-        return replace(
-            module, rank=rank, in_features=inner, out_features=outer, num_experts=experts
-        )
-    if module.transposed:
+        rank_b = rank_b if experts == experts_b else 0
+    elif transposed:
         inner, rank, rank_b, outer = a.shape[0], a.shape[-1], b.shape[0], b.shape[-1]
     else:
         rank, inner, outer, rank_b = a.shape[0], a.shape[1], b.shape[0], b.shape[1]
     if rank != rank_b:
-        return _mismatch(module, a, b)
-    experts = 0
-    declared = module.rank_declared
-    if _is_expert(module.module) and declared and rank % declared == 0:
-        rank, experts = declared, rank // declared
-    return replace(
-        module,
-        rank=rank,
-        in_features=inner,
-        out_features=outer,
-        num_experts=experts or None,
-    )
+        shapes = f"A {list(a.shape)} and B {list(b.shape)}"
+        return _Sides(fault=f"{shapes} do not have one rank in common")
+    if expert_rank and not transposed and rank % expert_rank == 0:
+        rank, experts = expert_rank, rank // expert_rank
+    return _Sides(rank, inner, outer, experts)
 
 
 def _is_expert(module: str) -> bool:
-    parts = module.split(".")
-    return "experts" in parts[-2:]
-
-
-def _mismatch(module: AdapterModule, a: AdapterTensor, b: AdapterTensor) -> AdapterModule:
-    return replace(
-        module, fault=f"A {list(a.shape)} and B {list(b.shape)} do not have one rank in common"
-    )
+    """Whether the module is a parameter of a stack of experts, or such a stack itself."""
+    return "experts" in module.rsplit(".", 2)[-2:]

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from ullage.adapters.adapter import AdapterTensor
 from ullage.adapters.keys import parse_key
-from ullage.anatomy.files.pickles import MAX_OPCODES, pickle_bytes, pickle_imports
+from ullage.anatomy.files.pickles import PickleImports, pickle_bytes
 from ullage.errors import MalformedCheckpoint
 
 if TYPE_CHECKING:
     from pickletools import OpcodeInfo
 
+# A large model's adapter of 1,800 tensors needs some 80,000.
+MAX_OPCODES = 120_000
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # torch before 1.6: five pickles, the object is the fourth
 _LEGACY_OBJECT = 3
 _MAX_SIZE = 2**63
@@ -81,22 +83,21 @@ def read_pickled(file: Path) -> list[AdapterTensor]:
     Raises MalformedCheckpoint: the pickle would import more than tensors need, cannot be followed,
     holds no state dict, or describes more data than the file has.
     """
-    imports = pickle_imports(file)
-    if imports.beyond_tensors:
-        names = ", ".join(imports.beyond_tensors[:4])
-        does = "runs code" if imports.dangerous else "a file of tensors has no need of"
+    raw, pickles, reason = pickle_bytes(file)
+    if reason is not None:
+        raise MalformedCheckpoint(f"a pickle that cannot be followed: {reason}", file=file)
+    imports: set[str] = set()
+    found, broken = _results(raw, pickles, imports)
+    names = PickleImports(str(file), tuple(sorted(imports)))
+    if names.beyond_tensors:
+        does = "runs code" if names.dangerous else "a file of tensors has no need of"
         raise MalformedCheckpoint(
-            f"a pickle that would import {names}, which {does}",
+            f"a pickle that would import {', '.join(names.beyond_tensors[:4])}, which {does}",
             file=file,
             expected="adapter_model.safetensors",
         )
-    if imports.reason is not None:
-        raise MalformedCheckpoint(f"a pickle that cannot be followed: {imports.reason}", file=file)
-    raw, pickles, _ = pickle_bytes(file)
-    try:
-        found = _results(raw, pickles)
-    except (ValueError, IndexError, TypeError, OverflowError, RecursionError) as error:
-        raise MalformedCheckpoint(f"a pickle that cannot be followed: {error}", file=file) from None
+    if broken is not None:
+        raise MalformedCheckpoint(f"a pickle that cannot be followed: {broken}", file=file)
     state = _state_dict(found)
     if state is None:
         raise MalformedCheckpoint(
@@ -148,8 +149,11 @@ def _state_dict(found: list[object]) -> dict[str, _Tensor] | None:
     return None
 
 
-def _results(raw: bytes, pickles: int) -> list[object]:
-    """What each of the pickles in `raw` builds. Behind the last one raw numbers may follow."""
+def _results(raw: bytes, pickles: int, imports: set[str]) -> tuple[list[object], str | None]:
+    """What each of the pickles in `raw` builds, and why the first could not be followed to its end.
+
+    `imports` receives the names that they would import. Behind the last one raw numbers may follow.
+    """
     import io
     import pickletools
 
@@ -157,27 +161,28 @@ def _results(raw: bytes, pickles: int) -> list[object]:
     results: list[object] = []
     left = MAX_OPCODES
     for number in range(pickles):
-        machine = _Machine()
+        machine = _Machine(imports)
         try:
             for opcode, argument, _ in pickletools.genops(stream):
                 machine.step(opcode, argument)
                 left -= 1
                 if left <= 0:
-                    raise ValueError(f"more than {MAX_OPCODES} opcodes")
-        except (ValueError, IndexError) as error:
+                    return [], f"more than {MAX_OPCODES} opcodes"
+        except (ValueError, IndexError, TypeError, OverflowError, RecursionError) as error:
             if number == 0:
-                raise ValueError(str(error)) from None
+                return [], str(error)[:200]
             break
         results.append(machine.stack[-1] if machine.stack else None)
-    return results
+    return results, None
 
 
 class _Machine:
     """The pickle machine's stack and memo; calls and states of objects come to nothing."""
 
-    __slots__ = ("marks", "memo", "stack")
+    __slots__ = ("imports", "marks", "memo", "stack")
 
-    def __init__(self) -> None:
+    def __init__(self, imports: set[str]) -> None:
+        self.imports = imports
         self.stack: list[object] = []
         self.marks: list[int] = []
         self.memo: dict[object, object] = {}
@@ -218,12 +223,14 @@ class _Machine:
 
     def _global(self, name: str, argument: object) -> None:
         if name == "GLOBAL":
-            self.stack.append(_Global(str(argument).replace(" ", ".", 1)))
-            return
-        attribute, module = self.stack.pop(), self.stack.pop()
-        if not isinstance(attribute, str) or not isinstance(module, str):
-            raise ValueError("a name computed at load time")
-        self.stack.append(_Global(f"{module}.{attribute}"))
+            found = str(argument).replace(" ", ".", 1)
+        else:
+            attribute, module = self.stack.pop(), self.stack.pop()
+            if not isinstance(attribute, str) or not isinstance(module, str):
+                raise ValueError("a name computed at load time")
+            found = f"{module}.{attribute}"
+        self.imports.add(found[:300])
+        self.stack.append(_Global(found))
 
     def _marked(self, name: str) -> None:
         start = self.marks.pop()

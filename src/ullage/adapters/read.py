@@ -23,6 +23,8 @@ from ullage.errors import BadUsage, MalformedCheckpoint
 
 MAX_TENSORS = 200_000
 _MAX_LISTED = 100_000
+_MAX_SHARDS = 1_000
+_MAX_NAME_CHARS = 4_000
 _EXPECTED = "an adapter: adapter_config.json with adapter_model.safetensors"
 
 # By how willingly they are taken: the first that is there wins. PEFT reads the first and the
@@ -64,7 +66,8 @@ def read_adapter(path: Path) -> Adapter:
         missing, files = chosen.missing, tuple(str(file) for file in chosen.files)
     else:
         tensors, missing, files = _headers(folder, chosen)
-    _check_number(len(tensors), path)
+    if not tensors:
+        raise MalformedCheckpoint("holds no tensor", file=path, expected="an adapter's tensors")
     config = replace(config, writer=_writer(config, names, tensors))
     tensors = as_trained(tensors, config)
     return Adapter(
@@ -141,7 +144,7 @@ def _sharded(folder: Path, shards: list[str], weights: list[str]) -> _Chosen:
             expected="one of them",
         )
     stem, total = next(iter(sets))
-    if int(total) > _MAX_LISTED:
+    if int(total) > _MAX_SHARDS:
         raise MalformedCheckpoint(f"claims {total} shards", file=folder / shards[0])
     wanted = [f"{stem}-{number:05d}-of-{total}.safetensors" for number in range(1, int(total) + 1)]
     present = [name for name in wanted if name in shards]
@@ -214,6 +217,7 @@ def _headers(
         for name in index.files:
             _stay_inside(Path(name), folder)
         entries.extend(index.tensors)
+        _check_number(len(entries), file)
         missing.extend(index.missing_files)
         files.extend(index.files)
     if not files:
@@ -224,17 +228,21 @@ def _headers(
 
 
 def _tensor(entry: TensorEntry) -> AdapterTensor:
+    if len(entry.name) > _MAX_NAME_CHARS:
+        raise MalformedCheckpoint(
+            f"a tensor's name of {len(entry.name)} characters",
+            file=entry.file,
+            expected=f"at most {_MAX_NAME_CHARS}",
+        )
     return AdapterTensor(
         parse_key(entry.name), entry.dtype, entry.shape, entry.num_bytes, entry.file, entry.start
     )
 
 
 def _check_number(number: int, path: Path) -> None:
-    if not number:
-        raise MalformedCheckpoint("holds no tensor", file=path, expected="an adapter's tensors")
     if number > MAX_TENSORS:
         raise MalformedCheckpoint(
-            f"holds {number} tensors", file=path, expected=f"at most {MAX_TENSORS}"
+            f"{number} tensors up to here", file=path, expected=f"at most {MAX_TENSORS}"
         )
 
 
