@@ -27,6 +27,10 @@ MAX_LORA_RANK = 16
 SILENT = ("id2label", "label2id", "output_hidden_states", "return_dict", "chunk_size_feed_forward",
           "problem_type", "transformers_version", "output_attentions",
           "is_encoder_decoder")  # fmt: skip
+# Tensor parallel sizes, and whether LoRA is cut on both sides (--fully-sharded-loras).
+CUTS = ((2, False), (2, True), (8, False))
+LARGE = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM",
+         "DeepseekV3ForCausalLM", "Qwen3VLForConditionalGeneration")  # fmt: skip
 BUFFERS = ("w13_lora_a_stacked", "w13_lora_b_stacked", "w2_lora_a_stacked", "w2_lora_b_stacked")
 
 
@@ -56,6 +60,12 @@ def main() -> None:
             if "error" in answer:
                 print(name, file, answer["error"][:150], file=sys.stderr)
                 continue
+            for size, sharded in CUTS if not file or name in LARGE else ():
+                cut = record._in_child(
+                    lambda config=config, size=size, sharded=sharded: _tree(config, size, sharded)
+                )
+                key = f"slot_bytes_tp{size}{'_sharded' if sharded else ''}"
+                answer[key] = cut.get("slot_bytes")
             case = {"file": file} if file else {"config": _spoken(config)}
             line = json.dumps({"architecture": name, **case, **answer})
             os.write(answers, (line + "\n").encode())
@@ -70,7 +80,10 @@ def _spoken(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tree(config: dict[str, Any]) -> dict[str, Any]:
+def _tree(config: dict[str, Any], size: int = 1, sharded: bool = False) -> dict[str, Any]:
+    """One rank of `size`; groups of one process whose size is set by hand."""
+    import copy
+
     import torch
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
@@ -88,10 +101,15 @@ def _tree(config: dict[str, Any]) -> dict[str, Any]:
         settings = EngineArgs(
             model=folder, skip_tokenizer_init=True, load_format="dummy", enforce_eager=True,
             max_model_len=256, enable_lora=True, max_lora_rank=MAX_LORA_RANK,
+            fully_sharded_loras=sharded,
         ).create_engine_config()  # fmt: skip
         with set_current_vllm_config(settings):
             state.init_distributed_environment(1, 0, f"file://{folder}/init", 0, "gloo")
             state.initialize_model_parallel(1, 1)
+            if state._EP is None or state._EP is state._DP:
+                state._EP = copy.copy(state._DP)  # made for mixtures of experts only
+            settings.parallel_config.tensor_parallel_size = size
+            state._TP.world_size = state._EP.world_size = size
             with set_default_torch_dtype(settings.model_config.dtype), torch.device("meta"):
                 model = initialize_model(vllm_config=settings)
                 if not isinstance(model, SupportsLoRA):
@@ -124,7 +142,9 @@ def _experts_without_kernels() -> None:
     def build(self: Any, base_layer: Any) -> None:
         torch.nn.Module.__init__(self)
         self.base_layer, self.moe_config = base_layer, base_layer.moe_config
-        self.tp_size, self.tp_rank, self.device = 1, 0, torch.device("meta")
+        parallel = self.moe_config.moe_parallel_config
+        self.tp_size, self.tp_rank = parallel.tp_size, 0
+        self.device = torch.device("meta")
         self._w13_slices = 2 if base_layer.moe_config.is_act_and_mul else 1
         self.enable_moe_shared_loras = False
         self.n_slices = self.local_num_experts * (self._w13_slices + 1)
