@@ -22,7 +22,7 @@ from ullage.anatomy.towers.encoders import (
     phi4_towers,
 )
 from ullage.anatomy.towers.older import OLDER_ENCODERS, OLDER_PROJECTORS, OLDER_VITS
-from ullage.anatomy.towers.readers import READER_WHOLE
+from ullage.anatomy.towers.readers import READER_ENCODERS, READER_PROJECTORS, READER_WHOLE
 from ullage.anatomy.towers.recent import RECENT_ENCODERS, RECENT_PROJECTORS, RECENT_WHOLE
 from ullage.anatomy.towers.sizes import (
     ENCODERS,
@@ -37,8 +37,20 @@ from ullage.anatomy.towers.sizes import (
 from ullage.errors import UnsupportedModel
 
 _WHOLE = {**WHOLE, **OMNI_WHOLE, **RECENT_WHOLE, **READER_WHOLE, **CODECS}
-_ENCODERS = {**ENCODERS, **REMOTE_ENCODERS, **RECENT_ENCODERS, **OLDER_ENCODERS}
-_PROJECTORS = {**PROJECTORS, **REMOTE_PROJECTORS, **RECENT_PROJECTORS, **OLDER_PROJECTORS}
+_ENCODERS = {
+    **ENCODERS,
+    **REMOTE_ENCODERS,
+    **RECENT_ENCODERS,
+    **READER_ENCODERS,
+    **OLDER_ENCODERS,
+}
+_PROJECTORS = {
+    **PROJECTORS,
+    **REMOTE_PROJECTORS,
+    **RECENT_PROJECTORS,
+    **READER_PROJECTORS,
+    **OLDER_PROJECTORS,
+}
 _VITS = {**VITS, **OLDER_VITS}
 
 _DEPTHS = (
