@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ullage.adapters.adapter import Adapter, AdapterConfig
+from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule
 from ullage.adapters.base import BaseTree, base_tree
 from ullage.adapters.check import check
-from ullage.adapters.pairs import NewPair, rescaled
-from ullage.adapters.placing import FixRefused, Placed, place_all
+from ullage.adapters.engines import resolve
+from ullage.adapters.pairs import NewPair, copied, rescaled
+from ullage.adapters.placing import FixRefused, Placed, is_whole, place_all
 from ullage.adapters.read import read_adapter
 from ullage.adapters.values import Made, fill, write_hole
-from ullage.adapters.verdict import Judgement, ServeOptions
+from ullage.adapters.verdict import Judgement, ServeOptions, verdict_of
 from ullage.anatomy.spec import ModelSpec
-from ullage.errors import BadInput, BadUsage
+from ullage.errors import BadUsage
 
 PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
@@ -56,10 +57,27 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """One way to write the adapter: its pairs by their final names, and its configuration."""
+    """One way to write the adapter: pairs by their final names, whole modules, configuration."""
 
     pairs: tuple[NewPair, ...]
+    whole: tuple[AdapterModule, ...]
     config: Mapping[str, object]
+
+    def tensors(self) -> list[Made]:
+        """All that is to be written, in its order."""
+        saved = [
+            copied(tensor, f"{PREFIX}{module.module}.{tensor.key.parameter}")
+            for module in self.whole
+            for tensor in module.tensors
+        ]
+        return [made for pair in self.pairs for made in pair.written(PREFIX)] + saved
+
+    def ways(self) -> Iterator[str]:
+        """What was done to each of `tensors()`."""
+        for pair in self.pairs:
+            yield from [pair.change] * (2 + len(pair.copies))
+        for module in self.whole:
+            yield from ["renamed"] * len(module.tensors)
 
 
 def fix(adapter: Adapter, spec: ModelSpec, options: ServeOptions, save: Path) -> Fixed:
@@ -125,33 +143,34 @@ def _write(
     save: Path,
 ) -> Fixed:
     """The first draft that the engine takes whole, filled with its values."""
-    best: tuple[str, str] | None = None
+    best: str | None = None
+    engine, resolved = resolve(options)
+    judge = engine.judge()
     for draft in _drafts(adapter, placed, tree):
-        tensors = [made for pair in draft.pairs for made in pair.written(PREFIX)]
+        tensors = draft.tensors()
         (staged / CONFIG).write_text(json.dumps(draft.config, indent=2) + "\n", encoding="utf-8")
         write_hole(staged / WEIGHTS, tensors)
         written = read_adapter(staged)
         if not _means_the_same(written, draft.pairs):
             continue
-        try:
-            judgement = check(written, spec, options)
-        except BadInput as error:
-            raise FixRefused(str(error), file=adapter.path) from error
-        if judgement.verdict == "works":
+        answer = judge(written, tree, resolved)
+        verdict = verdict_of(answer)
+        if verdict == "works":
             fill(staged / WEIGHTS, tensors)
-            changes = tuple(_changes(draft.pairs, tensors))
+            judgement = check(read_adapter(staged), spec, options)
+            if judgement.verdict != "works":
+                raise FixRefused(
+                    next((m.detail for m in judgement.modules if m.detail), judgement.verdict),
+                    file=adapter.path,
+                )
+            changes = tuple(map(_change, tensors, draft.ways()))
             notes = _notes(adapter, draft)
-            _write_map(staged / MAP, adapter, options, judgement, changes, notes)
+            _write_map(staged / MAP, adapter, judgement, changes, notes)
             return Fixed(str(save), changes, judgement, notes)
-        reason = judgement.message or next(
-            (m.detail for m in judgement.modules if m.detail), judgement.verdict
-        )
+        reason = answer.message or next((m.detail for m in answer.modules if m.detail), verdict)
         # The checkpoint's own names come first, and what is said of them is the clearest.
-        best = best or (judgement.verdict, reason.replace(str(staged.absolute()), str(save)))
-    assert best is not None
-    raise FixRefused(
-        f"no way of writing it works on {options.engine}: {best[1]}", file=adapter.path
-    )
+        best = best or reason.replace(str(staged.absolute()), str(save))
+    raise FixRefused(f"no way of writing it works on {options.engine}: {best}", file=adapter.path)
 
 
 # --- drafts --------------------------------------------------------------------------------------
@@ -194,7 +213,7 @@ def _as_it_was(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft | None:
     config = adapter.config
     if config.rank is None or config.writer.startswith(("mlx", "megatron")):
         return None
-    return _Draft(tuple(pairs), _config(config, pairs, {}))
+    return _Draft(tuple(pairs), _whole(adapter), _config(config, pairs, {}))
 
 
 def _by_pattern(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft:
@@ -210,7 +229,7 @@ def _by_pattern(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft:
         "rank_pattern": {name: r for name, r in ranks.items() if r != rank},
         "alpha_pattern": {name: a for name, a in alphas.items() if a != alpha},
     }
-    return _Draft(tuple(pairs), _config(adapter.config, pairs, values))
+    return _Draft(tuple(pairs), _whole(adapter), _config(adapter.config, pairs, values))
 
 
 def _uniform(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft | None:
@@ -227,7 +246,11 @@ def _uniform(adapter: Adapter, pairs: Sequence[NewPair]) -> _Draft | None:
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    return _Draft(same, _config(adapter.config, same, values))
+    return _Draft(same, _whole(adapter), _config(adapter.config, same, values))
+
+
+def _whole(adapter: Adapter) -> tuple[AdapterModule, ...]:
+    return tuple(module for module in adapter.modules if is_whole(module))
 
 
 def _declared_rank(pair: NewPair, config: AdapterConfig) -> int:
@@ -263,8 +286,7 @@ def _means_the_same(written: Adapter, pairs: Sequence[NewPair]) -> bool:
     """Whether the new configuration gives every module the scale that its values are made for."""
     wanted: dict[str, float] = {}
     for pair in pairs:
-        a, _ = pair.written(PREFIX)
-        wanted[a.name] = pair.scale
+        wanted[pair.written(PREFIX)[0].name] = pair.scale
     found = {m.a.key.text: m.scale for m in written.modules if m.a is not None}
     return set(found) == set(wanted) and all(
         (scale := found[name]) is not None and abs(scale - value) <= _SAME * abs(value)
@@ -275,11 +297,9 @@ def _means_the_same(written: Adapter, pairs: Sequence[NewPair]) -> bool:
 # --- what is said of it --------------------------------------------------------------------------
 
 
-def _changes(pairs: Sequence[NewPair], tensors: Sequence[Made]) -> Iterator[Change]:
-    of = [pair for pair in pairs for _ in range(2)]
-    for pair, tensor in zip(of, tensors, strict=True):
-        same = tensor.sources == (tensor.name,) and pair.change == "renamed"
-        yield Change(tensor.name, tensor.sources, "copied" if same else pair.change)
+def _change(tensor: Made, way: str) -> Change:
+    same = tensor.sources == (tensor.name,) and way == "renamed"
+    return Change(tensor.name, tensor.sources, "copied" if same else way)
 
 
 def _notes(adapter: Adapter, draft: _Draft) -> tuple[str, ...]:
@@ -298,14 +318,13 @@ def _notes(adapter: Adapter, draft: _Draft) -> tuple[str, ...]:
 def _write_map(
     file: Path,
     adapter: Adapter,
-    options: ServeOptions,
     judgement: Judgement,
     changes: Sequence[Change],
     notes: Sequence[str],
 ) -> None:
     document = {
         "original": adapter.path,
-        "engine": options.engine,
+        "engine": judgement.engine,
         "version": judgement.version,
         "notes": list(notes),
         "tensors": [{"to": c.to, "from": list(c.sources), "change": c.change} for c in changes],

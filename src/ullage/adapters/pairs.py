@@ -54,7 +54,8 @@ class NewPair:
     """A pair to be written for `module`: blocks that stand one after another in the rank.
 
     ΔW = scale · Σ factor · B · A over the blocks, each in its rows. `rank` may be larger than that
-    of the blocks together: the rest is zero. `layout` names A and B as they are stored.
+    of the blocks together: the rest is zero. `layout` names A and B as they are stored. `copies`
+    are the base's own weight, which PEFT stores beside an embedding's pair.
     """
 
     module: str
@@ -64,22 +65,23 @@ class NewPair:
     scale: float
     layout: tuple[str, str] = ("lora_A.weight", "lora_B.weight")
     change: str = "renamed"
+    copies: tuple[AdapterTensor, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
         keys = [t.key.text for block in self.blocks for t in (block.a.tensor, block.b.tensor)]
         return tuple(dict.fromkeys(keys))
 
-    def written(self, prefix: str) -> tuple[Made, Made]:
-        """The two tensors to write, named below `prefix`."""
+    def written(self, prefix: str) -> tuple[Made, ...]:
+        """The tensors to write, named below `prefix`: A, B, and copies."""
+        name = f"{prefix}{self.module}"
         return (
-            self._made(f"{prefix}{self.module}.{self.layout[0]}", [b.a for b in self.blocks], True),
-            self._made(
-                f"{prefix}{self.module}.{self.layout[1]}", [b.b for b in self.blocks], False
-            ),
+            self._made(f"{name}.{self.layout[0]}", [b.a for b in self.blocks], is_a=True),
+            self._made(f"{name}.{self.layout[1]}", [b.b for b in self.blocks], is_a=False),
+            *(copied(tensor, f"{name}.base_layer.weight") for tensor in self.copies),
         )
 
-    def _made(self, name: str, parts: Sequence[Rows], is_a: bool) -> Made:
+    def _made(self, name: str, parts: Sequence[Rows], *, is_a: bool) -> Made:
         first = parts[0]
         side = first.shape[1:] if is_a else ()
         shape = (self.rank, *side) if is_a else (self.out_features, self.rank)
@@ -114,6 +116,13 @@ class NewPair:
         return Made(name, dtype, tuple(shape), tuple(p.tensor.key.text for p in parts), make)
 
 
+def copied(tensor: AdapterTensor, name: str) -> Made:
+    """The tensor as it is, under another name."""
+    return Made(
+        name, tensor.dtype, tensor.shape, (tensor.key.text,), lambda: read_raw(tensor).tobytes()
+    )
+
+
 def whole_pair(module: AdapterModule, name: str, layout: tuple[str, str]) -> NewPair:
     """The module's pair under another name, values as they are."""
     assert module.a is not None and module.b is not None
@@ -124,7 +133,16 @@ def whole_pair(module: AdapterModule, name: str, layout: tuple[str, str]) -> New
     )
     change = "turned round" if module.transposed else "renamed"
     # The rank in the tensors counts every expert of a stack; the scale is that of one.
-    return NewPair(name, (Block(a, b, 0),), b.shape[0], a.shape[0], module.scale, layout, change)
+    return NewPair(
+        name,
+        (Block(a, b, 0),),
+        b.shape[0],
+        a.shape[0],
+        module.scale,
+        layout,
+        change,
+        module.saved,
+    )
 
 
 def split_pair(

@@ -54,6 +54,8 @@ def place_all(modules: tuple[AdapterModule, ...], tree: BaseTree, file: str) -> 
     placed: list[Placed] = []
     parts: dict[str, list[tuple[NewPair, int]]] = {}
     for module in modules:
+        if is_whole(module):
+            continue
         _require_plain(module, file)
         found = _direct(module, tree)
         if found is not None:
@@ -72,16 +74,26 @@ def place_all(modules: tuple[AdapterModule, ...], tree: BaseTree, file: str) -> 
     return placed
 
 
+def is_whole(module: AdapterModule) -> bool:
+    """Whether the module was trained whole (modules_to_save) and has no pair."""
+    return (
+        module.a is None
+        and module.b is None
+        and all(tensor.key.matrix is Matrix.SAVED for tensor in module.tensors)
+    )
+
+
 def _require_plain(module: AdapterModule, file: str) -> None:
     found = None
     if module.fault is not None:
         found = module.fault
     elif module.magnitude is not None:
         found = "a DoRA magnitude, which no sum of B·A can hold"
-    elif module.bias_b is not None or module.saved:
-        others = [t.key for t in module.saved if t.key.matrix is not Matrix.BASE]
-        word = others[0].parameter if others else "base_layer"
-        found = f"holds {word} beside its pair" if module.a is not None else f"holds only {word}"
+    elif module.bias_b is not None:
+        found = "a bias on lora_B"
+    elif (others := [s.key for s in module.saved if s.key.matrix is not Matrix.BASE]) != []:
+        beside = "beside its pair" if module.a is not None else "and no pair"
+        found = f"holds {others[0].parameter} {beside}"
     elif module.a is None or module.b is None or module.scale is None or module.rank is None:
         found = "no whole pair of A and B"
     if found is not None:
