@@ -41,7 +41,8 @@ def lines(args: argparse.Namespace, judgement: Judgement) -> list[str]:
     for finding in judgement.findings:
         if finding.state == "fired":
             out += [f"{finding.severity.name:7} {finding.id}  {finding.title}",
-                    f"    {finding.cause}", f"    → {finding.remedy}"]  # fmt: skip
+                    f"    {_short(finding.cause, 900)}",
+                    f"    → {_short(finding.remedy, 900)}"]  # fmt: skip
         elif args.verbose:
             lacking = f": {', '.join(finding.missing)}" if finding.missing else ""
             out.append(f"{finding.state:7} {finding.id}  {finding.title}{lacking}")
