@@ -1,13 +1,16 @@
 """A DeepSeek-V3 checkpoint of any depth without its numbers: real headers, an index, sparse shards.
 
 Names and shapes are written out here and share no code with ullage. Files have their full length,
-but hold holes where the weights would lie, so that a checkpoint of 700 GB takes a few megabytes.
+but hold holes where the weights would lie, so that a checkpoint of 700 GB takes a few megabytes:
+
+    .venv/bin/python benchmarks/audit/sharded.py DIRECTORY LAYERS SHARDS
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -155,3 +158,7 @@ def write_shard(file: Path, shard: list[Tensor]) -> None:
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(raw)) + raw)
         stream.truncate(8 + len(raw) + position)
+
+
+if __name__ == "__main__":
+    print(write_checkpoint(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

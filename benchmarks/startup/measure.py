@@ -13,6 +13,7 @@ import compileall
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import tempfile
@@ -30,6 +31,7 @@ MEMORY_LIMIT_MB = 70
 RESULTS = Path(__file__).with_name("RESULTS.md")
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 SHARED_MODELS = ("meta-llama--Meta-Llama-3.1-8B", "deepseek-ai--DeepSeek-V3", "Qwen--Qwen3-0.6B")
+LETTERS = 'abcdefghijklmnopqrstuvwxyz  \u0120\u010a"\\:'
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -59,7 +61,27 @@ def model_directories(given: list[str], scratch: Path) -> dict[str, Path]:
         directories[name] = scratch / str(number)
         directories[name].mkdir()
         (directories[name] / "config.json").write_text(text)
+    beside = scratch / "tokenizer"
+    beside.mkdir()
+    (beside / "config.json").write_text(list(texts.values())[-1])
+    write_tokenizer(beside / "tokenizer.json")
+    directories[f"{list(texts)[-1]} with a tokenizer.json of 11 MB"] = beside
     return directories
+
+
+def write_tokenizer(file: Path, tokens: int = 151_643) -> None:
+    """A tokenizer.json of Qwen's size, 11 MB, piece by piece: a child's peak starts at ours."""
+    rng = random.Random(1)  # noqa: S311
+    with file.open("w") as stream:
+        stream.write('{"added_tokens": [], "model": {"type": "BPE", "vocab": {')
+        for number in range(tokens):
+            text = json.dumps(f"{number:x}" + "".join(rng.choices(LETTERS, k=rng.randint(1, 10))))
+            stream.write(f"{', ' * (number > 0)}{text}: {number}")
+        stream.write('}, "merges": [')
+        for number in range(tokens - 256):
+            pair = json.dumps("".join(rng.choices(LETTERS, k=33)))
+            stream.write(f"{', ' * (number > 0)}{pair}")
+        stream.write("]}}")
 
 
 def main() -> int:
