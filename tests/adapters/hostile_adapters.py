@@ -74,6 +74,13 @@ def _many_modules(folder: Path, count: int) -> Path:
     )
 
 
+def _sparse(folder: Path, head: bytes, size: int) -> Path:
+    adapter(folder, head)
+    with (folder / "adapter_model.safetensors").open("r+b") as stream:
+        stream.truncate(size)
+    return folder
+
+
 def _index(folder: Path, files: dict[str, str]) -> Path:
     adapter(
         folder,
@@ -133,7 +140,18 @@ def _bomb(folder: Path) -> Path:
 
 
 CASES: dict[str, Callable[[Path], Path]] = {
-    "keys: ten million": lambda d: adapter(
+    "keys: ten million": lambda d: _sparse(d, struct.pack("<Q", 480 * 10**6) + b'{"', 500 * 10**6),
+    "keys: ten million in an index": lambda d: adapter(
+        d,
+        b'{"weight_map":{' + b'"a":"b.safetensors",' * 6 * 10**6 + b'"a":"b.safetensors"}}',
+        name="adapter_model.safetensors.index.json",
+    ),
+    "keys: millions in a pickle": lambda d: adapter(
+        d,
+        _zipped(b"\x80\x02}" + b"X\x01\x00\x00\x00aNs" * 3 * 10**6 + b"."),
+        name="adapter_model.bin",
+    ),
+    "keys: commas": lambda d: adapter(
         d,
         _safetensors(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' + b"," * 10**7 + b"}"),
     ),
@@ -239,8 +257,8 @@ CASES: dict[str, Callable[[Path], Path]] = {
     "config: no UTF-8": lambda d: ((adapter(d) / "adapter_config.json").write_bytes(b"\xff"), d)[1],
     "pattern: no expression": lambda d: adapter(d, rank_pattern={"(": 8}),
     "pattern: looks back": lambda d: adapter(d, rank_pattern={"(?<=a)b": 8}),
-    "pattern: 60,000 shapes": lambda d: adapter(
-        d, rank_pattern={"a" * (i % 300) + "." + "b" * (i // 300): 8 for i in range(60_000)}
+    "pattern: 10,000 shapes": lambda d: adapter(
+        d, rank_pattern={"a" * (i % 100) + "." + "b" * (i // 100): 8 for i in range(10_000)}
     ),
 }
 # What is odd but sound: it must be read, in the same bounds.

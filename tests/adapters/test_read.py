@@ -290,6 +290,12 @@ def test_an_adapter_of_a_download_cache_is_read_through_its_links(tmp_path: Path
         shutil.move(file, blobs / file.name)
         file.symlink_to(Path("../../blobs") / file.name)
     assert len(read_adapter(snapshot).modules) == 6
+    # Older downloads into a directory of one's own are links into the cache as well.
+    local = tmp_path / "local"
+    local.mkdir()
+    for file in blobs.iterdir():
+        (local / file.name).symlink_to(file)
+    assert len(read_adapter(local).modules) == 6
 
 
 def test_an_adapter_of_a_405b_model_is_read_from_its_header_alone(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ullage.adapters.keys import parse_key
 from ullage.adapters.modules import as_trained, group
 from ullage.anatomy.checkpoint import TensorEntry
 from ullage.anatomy.files.index import read_checkpoint
+from ullage.anatomy.files.weight_map import read_weight_map
 from ullage.errors import BadUsage, MalformedCheckpoint
 
 MAX_TENSORS = 200_000
@@ -192,13 +193,14 @@ def _no_weights(folder: Path, names: list[str]) -> BadUsage:
 
 
 def _stay_inside(file: Path, folder: Path) -> None:
-    """Refuses a link that leads out of the directory, unless into the cache that it lies in."""
+    """Refuses a link that leads out of the directory, unless into a cache of downloads."""
     try:
         real, home = file.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):
         raise MalformedCheckpoint("a link that leads nowhere", file=file) from None
-    homes = [home, *(p.parent / "blobs" for p in (home, *home.parents) if p.name == "snapshots")]
-    if not any(real.is_relative_to(place) for place in homes):
+    # The hub's cache, and older downloads that link into it: models--OWNER--NAME/blobs/HASH.
+    cached = real.parent.name == "blobs" and real.parent.parent.name.startswith("models--")
+    if not real.is_relative_to(home) and not cached:
         raise MalformedCheckpoint(
             f"a link out of the directory, to {real}", file=file, expected="a file inside it"
         )
@@ -211,11 +213,12 @@ def _headers(
     entries: list[TensorEntry] = []
     missing, files = list(chosen.missing), list[str]()
     for file in chosen.files:
+        if file.name.endswith(".index.json"):
+            for name in set(read_weight_map(file)[0].values()):
+                _stay_inside(folder / name, folder)
         index = read_checkpoint(file)
         if index is None:
             raise MalformedCheckpoint("not a weight file", file=file)
-        for name in index.files:
-            _stay_inside(Path(name), folder)
         entries.extend(index.tensors)
         _check_number(len(entries), file)
         missing.extend(index.missing_files)
