@@ -338,13 +338,18 @@ def test_a_full_disk_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_an_untrained_adapter_is_not_called_fixed(spec: Spec, tmp_path: Path) -> None:
+def test_an_untrained_adapter_is_fixed_and_still_told_to_be_untrained(
+    spec: Spec, tmp_path: Path
+) -> None:
+    """Verdicts and repairs are of names and shapes; that B is zero is a rule's to say (L050)."""
     made = make_adapter("compiled", tmp_path)
     weights = made / "adapter_model.safetensors"
     zero = {k: v if "lora_A" in k else v * 0 + 0 for k, v in load_file(weights).items()}
     save_file(zero, weights)
-    with pytest.raises(FixRefused, match="zero"):
-        fix(read_adapter(made), spec("llama"), OPTIONS, tmp_path / "fixed")
+    fixed = fix(read_adapter(made), spec("llama"), OPTIONS, tmp_path / "fixed")
+    assert fixed.judgement.verdict == "works"
+    fired = {f.id for f in fixed.judgement.findings if f.state == "fired"}
+    assert "L050" in fired
 
 
 def test_a_rank_above_the_limit_is_the_engines_to_refuse(spec: Spec, tmp_path: Path) -> None:
