@@ -1,0 +1,228 @@
+"""The verdict on PEFT is what the real PEFT does, adapter by adapter."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from cases import ALL, BASES, Case, names, pairs, write
+from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
+
+from ullage.adapters.check import check
+from ullage.adapters.read import read_adapter
+from ullage.adapters.verdict import Judgement, ServeOptions, State
+from ullage.anatomy import load, read_config
+from ullage.anatomy.spec import ModelSpec
+
+IDS = torch.tensor([[3, 9, 27, 81, 5, 15, 45]])
+OPTIONS = ServeOptions(engine="peft")
+# Each verdict has to come up, or the comparison would show nothing.
+EXPECTED = {
+    "plain": "works", "dora": "works", "rslora": "works", "patterns": "works", "gpt2": "works",
+    "moe experts": "works", "modules_to_save": "works", "vision-language": "works",
+    "name kept": "works", "vera": "works", "prompt tuning": "works", "compiled": "no_effect",
+    "fsdp layers": "no_effect", "one model short": "no_effect", "no prefix": "no_effect",
+}  # fmt: skip
+
+
+@lru_cache
+def spec_of(kind: str) -> ModelSpec:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return load(save_base(kind, Path(folder) / "base")).anatomy.spec
+
+
+def loaded(base: Any, path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(7)
+        return peft.PeftModel.from_pretrained(base, path).eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # prefixes, by PEFT's own forward
+        return model(input_ids=IDS).logits
+
+
+@cache
+def base_logits(kind: str) -> torch.Tensor:
+    return logits(make_base(kind).eval())
+
+
+def changed(model: Any, base: Any, path: Path) -> set[str]:
+    """The parameters that loading gave other values than a new adapter of this configuration."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = peft.PeftConfig.from_pretrained(path)
+        torch.manual_seed(7)
+        fresh = peft.get_peft_model(base, config).state_dict()
+    state = model.state_dict()
+    return {
+        name
+        for name, value in state.items()
+        # A alone changes nothing: a new B is zero.
+        if not torch.equal(value, fresh[name]) and ".lora_A." not in name
+    }
+
+
+def same_words(message: str, error: str) -> bool:
+    """Whether PEFT's text begins as the message says; the order of a printed set is chance."""
+    words, given = re.findall(r"[\w.:]+", message), re.findall(r"[\w.:]+", error)
+    return bool(words) and sorted(words) == sorted(given[: len(words)])
+
+
+def agree(judged: Judgement, loads: set[str]) -> None:
+    """What is applied has a parameter that loading changed, what is not has none."""
+    for module in judged.modules:
+        if module.target is None:
+            continue
+        target = re.sub(r"(\.experts)\.(gate_up|down)_proj$", r"\1.", module.target)
+        prefix = f"base_model.model.{target}" if target else ""
+        found = [name for name in loads if name.startswith(prefix)]
+        assert bool(found) == (module.state in (State.APPLIED, State.WRONG_SCALE)), module
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_is_what_peft_does(name: str, tmp_path: Path) -> None:
+    kind = CASES[name].base
+    path = make_adapter(name, tmp_path)
+    judged = check(read_adapter(path), spec_of(kind), OPTIONS)
+    assert judged.basis == "verified"
+    assert judged.verdict == EXPECTED.get(name, judged.verdict)
+    try:
+        model = loaded(make_base(kind), path)
+    except Exception as error:
+        assert judged.verdict == "rejected", (name, error)
+        assert same_words(judged.message or "", str(error))
+        return
+    got = logits(model)
+    trained, base = logits(make_model(name)), base_logits(kind)
+    same_as_trained = trained.shape == got.shape and torch.allclose(got, trained, atol=1e-4)
+    assert same_as_trained == (judged.verdict == "works")
+    if judged.verdict == "no_effect":
+        assert torch.allclose(got, base, atol=1e-5)
+    if CASES[name].method not in ("PromptTuningConfig", "PrefixTuningConfig",
+                                  "PromptEncoderConfig"):  # fmt: skip
+        agree(judged, changed(model, make_base(kind), path))
+
+
+def of_library(base: str) -> Any:
+    """The case's base model as the library builds it, with fixed random weights."""
+    config = dict(BASES[base])
+    name = config.pop("architectures")[0]
+    config.pop("torch_dtype", None)
+    if "text_config" in config:
+        config["text_config"] = {k: v for k, v in config["text_config"].items()
+                                 if k != "torch_dtype"}  # fmt: skip
+    for part in (config, config.get("text_config", {})):
+        part.setdefault("pad_token_id", 0)
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**config)).eval()
+
+
+EACH = ("w1", "w2", "w3")
+OLD_MIXTRAL = pairs(names(*(f"block_sparse_moe.experts.{e}.{w}" for e in range(4) for w in EACH)))
+QWEN_SIDES = {"gate_proj": (64, 32), "up_proj": (64, 32), "down_proj": (32, 64)}
+OLD_QWEN = pairs(
+    names(*(f"mlp.experts.{e}.{p}" for e in range(4) for p in QWEN_SIDES)), sides=QWEN_SIDES
+)
+QV = names("self_attn.q_proj", "self_attn.v_proj")
+# What transformers 4 trained, on the library of today; and what PEFT's own settings do.
+OLDER: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]], str]] = {
+    "experts one by one": ("mixtral", {"target_modules": EACH}, OLD_MIXTRAL, "works"),
+    "all of them by all-linear": (
+        "mixtral", {"target_modules": "all-linear"}, OLD_MIXTRAL, "works"),
+    "rsLoRA doubles its rank": (
+        "mixtral", {"target_modules": EACH, "use_rslora": True}, OLD_MIXTRAL, "partial"),
+    "half of what is fused": (
+        "mixtral", {"target_modules": ["w1", "w2"]}, OLD_MIXTRAL, "rejected"),
+    "an expert short": (
+        "mixtral", {"target_modules": EACH},
+        {k: v for k, v in OLD_MIXTRAL.items() if "experts.3" not in k}, "rejected"),
+    "Qwen's experts": ("qwen3-moe", {"target_modules": list(QWEN_SIDES)}, OLD_QWEN, "works"),
+    "Qwen's experts by expression": (
+        "qwen3-moe", {"target_modules": r".*mlp\.experts.*_proj"}, OLD_QWEN, "works"),
+    "the router": (
+        "mixtral", {"target_modules": ["gate"]}, pairs(names("block_sparse_moe.gate")), "works"),
+    "no prefix where keys are converted": ("mixtral", {}, pairs(QV, stem=""), "works"),
+    "the tree before the language model had its own": ("llava", {}, pairs(
+        names("self_attn.q_proj", "self_attn.v_proj", tree="language_model.model.layers.{i}.")
+    ), "works"),
+    "a head that is asked for and not stored": (
+        "llama", {"modules_to_save": ["lm_head"]}, pairs(QV), "rejected"),
+    "a classifier without its head": (
+        "llama-classes", {"task_type": "SEQ_CLS"}, pairs(QV), "rejected"),
+    "layers by number": ("llama", {"layers_to_transform": [1]}, pairs(QV), "partial"),
+    "layers by number and name": (
+        "llama", {"layers_to_transform": [0, 1], "layers_pattern": "layers"}, pairs(QV), "works"),
+    "an exclusion": ("llama", {"exclude_modules": ["layers.0.self_attn.q_proj"]}, pairs(QV),
+                     "partial"),
+    "an expression": ("llama", {"target_modules": r".*\.1\..*(q|v)_proj"}, pairs(QV), "partial"),
+    "an expression of a name alone": ("llama", {"target_modules": "q_proj"}, pairs(QV),
+                                      "rejected"),
+    "no targets": ("llama", {"target_modules": ["w1"]}, pairs(QV), "rejected"),
+    "a router that is no parameter's target": (
+        "gpt-oss", {"target_modules": ["router"]}, pairs(names("mlp.router"),
+                                                         sides={"router": (64, 4)}), "rejected"),
+    "a head": ("llama", {"target_modules": ["lm_head", "q_proj", "v_proj"]},
+               pairs(["lm_head", *QV]), "works"),
+    "all-linear leaves the head": ("llama", {"target_modules": "all-linear"},
+                                   pairs(["lm_head", *QV]), "partial"),
+    "a larger vocabulary's embedding": ("llama", {"target_modules": ["embed_tokens"]}, {
+        "base_model.model.model.embed_tokens.lora_embedding_A": (8, 256),
+        "base_model.model.model.embed_tokens.lora_embedding_B": (64, 8),
+        "base_model.model.model.embed_tokens.base_layer.weight": (258, 64)}, "rejected"),
+    "a tower": ("qwen2.5-vl", {"target_modules": ["qkv"]},
+                pairs(names("attn.qkv", tree="model.visual.blocks.{i}.")), "works"),
+    "a Conv1D": ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True},
+                 pairs(names("attn.c_attn", tree="transformer.h.{i}.")), "works"),
+    "a mixture stacked as it was trained": ("gpt-oss", {
+        "target_modules": [], "target_parameters": ["mlp.experts.down_proj"]}, {
+        f"base_model.model.model.layers.{i}.mlp.experts.lora_{m}.weight": shape
+        for i in range(2) for m, shape in (("A", (32, 128)), ("B", (64, 32)))}, "works"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_trees_and_targets_do_what_is_said(name: str, tmp_path: Path) -> None:
+    base, config, shapes, verdict = OLDER[name]
+    case = Case(base, shapes, verdict, 0, 0, config=config)
+    assert as_peft_does(case, tmp_path / "adapter").verdict == verdict
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("name", ALL)
+def test_cases_of_the_field_do_what_is_said(name: str, which: int, tmp_path: Path) -> None:
+    as_peft_does(ALL[name][which], tmp_path / "adapter")
+
+
+def as_peft_does(case: Case, folder: Path) -> Judgement:
+    path = write(case, folder)
+    spec = read_config(json.loads(json.dumps(BASES[case.base])), file=case.base).spec
+    judged = check(read_adapter(path), spec, OPTIONS)
+    base = of_library(case.base)
+    try:
+        model = loaded(base, path)
+    except Exception as error:
+        assert judged.verdict == "rejected", error
+        assert same_words(judged.message or "", str(error))
+        return judged
+    assert judged.verdict != "rejected", judged.message
+    if case.config.get("lora_alpha") == 0:  # it is loaded, and then multiplied by nothing
+        assert judged.verdict == "no_effect"
+        return judged
+    loads = changed(model, of_library(case.base), path)
+    assert bool(loads) == (judged.verdict in ("works", "partial"))
+    agree(judged, loads)
+    return judged
