@@ -185,7 +185,8 @@ def _in_stored_layout(spec: ModelSpec, groups: dict[str, StoredGroup]) -> list[T
             layout = "each"
         elif one_by_one and any(name.endswith(".experts.gate_up_proj") for name in names):
             layout = "stacked"
-        tensors += [t for t in expected_tensors(spec, layout) if (t.stack == "mtp") == mtp]
+        laid_out = usual if layout is None else expected_tensors(spec, layout)
+        tensors += [t for t in laid_out if (t.stack == "mtp") == mtp]
     return tensors
 
 
