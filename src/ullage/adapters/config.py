@@ -6,7 +6,6 @@ tensors there are is `read.py`; the scale of one module is `scale.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -204,10 +203,9 @@ class _Fields:
         return None if value is None else self._number(field, value, high)
 
     def _number(self, field: str, value: object, high: float) -> float:
-        sound = type(value) in (int, float) and isinstance(value, int | float)
-        if not sound or not isinstance(value, int | float) or not 0 <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
             raise self.error(field, show(value), f"a number from 0 to {high:.0f}")
-        return float(value) if math.isfinite(value) else 0.0
+        return float(value)
 
     def boolean(self, field: str) -> bool:
         value = self.raw.get(field)
