@@ -52,6 +52,8 @@ FIRES: dict[str, tuple[Case, str, Base]] = {
     "L006": (OTHERS["a narrower base's adapter"][0], "fills what is missing with zeros", Base()),
     "L007": (REPORTED["ms-swift#4221 rank 64"][0], "rank 64, above the 16", Base()),
     "L008": (_changed(options={"max_lora_rank": 256}), "allocated for rank 256", Base()),
+    "L009": (OTHERS["the adapter's name left in the keys"][0],
+             "lora_A.default.weight is unsupported LoRA weight", Base()),
     "L021": (_changed(shapes=pairs(names("attn.c_attn", tree="transformer.h.{i}."))),
              "none of the base's", Base()),
     "L022": (OTHERS["layers that the base lacks"][0], "it has 2", Base()),

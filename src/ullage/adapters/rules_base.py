@@ -100,7 +100,8 @@ def _vocabulary(seen: Seen) -> Answer:
     for module, match in seen.matches:
         if match is None or match.module.kind not in ("embedding", "head"):
             continue
-        sizes = {t.shape[0] for t in module.saved if len(t.shape) == 2}
+        whole = (t for t in module.saved if t.key.matrix is Matrix.SAVED)
+        sizes = {t.shape[0] for t in whole if len(t.shape) == 2}
         if module.in_features is not None and module.out_features is not None:
             head = match.module.kind == "head"
             sizes.add(module.out_features if head else module.in_features)

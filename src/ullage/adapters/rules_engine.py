@@ -180,6 +180,37 @@ def _wasted_rank(seen: Seen) -> Answer:
     )
 
 
+def _refusal(seen: Seen) -> Answer:
+    message = seen.answer.message
+    if message is None:
+        return clear("refused", False, "engine")
+    shown = message if len(message) <= 300 else message[:299] + "…"
+    advice = next((advice for part, advice in _ADVICE if part in message), "")
+    return Fired(
+        cause=f"{_engine(seen)} refuses the adapter: {shown.rstrip('.')}.",
+        remedy=(advice or "Rewrite it to what the engine reads: {fix}.").replace("{fix}", seen.fix),
+        evidence=(told("refused", True, "engine"),),
+    )
+
+
+_MERGE = "Merge it into the base with PEFT (merge_and_unload) and serve the merged model."
+# A part of what engines print → what to do about it.
+_ADVICE = (
+    ("does not support LoRA", _MERGE),
+    ("does not yet support DoRA", _MERGE),
+    ("does not support LoRA bias", _MERGE),
+    ("bias is not supported", _MERGE),
+    ("Missing required configuration fields", _MERGE),
+    ("modules_to_save", "Serve a base that holds the saved modules, or train them with LoRA."),
+    ("init_lora_weights", "Convert it with PEFT's path_initial_model_for_weight_conversion."),
+    ("max_lora_rank", "Start the engine with a higher --max-lora-rank."),
+    ("fused 3D MoE", "Start vLLM with --enable-mixed-moe-lora-format and load the adapter with "
+     "is_3d_lora_weight true, or rewrite it expert by expert: {fix}."),
+    ("vocabulary size", "Serve a base whose embeddings were resized as in training."),
+    ("must match the size of tensor", "Use the base model that the adapter was trained on."),
+)  # fmt: skip
+
+
 RULES = (
     Rule("L001", "Adapter modules and the served module tree", Severity.error, "adapter: engine",
          why="Engines look at the last part of a name when they load an adapter, and at all of it "
@@ -237,4 +268,11 @@ RULES = (
          fix="Lower --max-lora-rank to what the adapters have.",
          source="vllm 0.32: lora/layers/*, create_lora_weights",
          example="--max-lora-rank 256 for adapters of rank 8", check=_wasted_rank),
+    Rule("L009", "Loading of the adapter", Severity.error, "adapter: engine",
+         why="An engine that refuses an adapter says so at the first load, which may be the first "
+         "request of a customer.",
+         fix="Do what the finding says for the message at hand; most names can be rewritten with "
+         "`ullage adapter fix`.",
+         source="vllm 0.32: lora/peft_helper.py, lora/lora_model.py, lora/model_manager.py",
+         example="…q_proj.lora_A.default.weight is unsupported LoRA weight", check=_refusal),
 )  # fmt: skip
