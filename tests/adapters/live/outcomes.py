@@ -7,16 +7,16 @@ probabilities: `base` (nothing changed), `as_trained` (what PEFT says), `otherwi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-import models
-from recipes import Recipe
-from server import Launcher, Server, ServerDied
-from training import PROMPT, Bench
+from . import models
+from .recipes import Recipe
+from .server import Launcher, Server, ServerDied
+from .training import PROMPT, Bench
+from .verdicts import neutral
 
 SAME = 2e-3
 """Largest difference of a log probability that rounding in float32 explains (seen: under 1e-4)."""
@@ -30,6 +30,8 @@ class Outcome:
 
     outcome: str
     message: str | None = None
+    raised: str | None = None
+    """The exception in the server's log behind a refusal, for those whose message is empty."""
     distance_to_base: float | None = None
     distance_to_training: float | None = None
     tolerance: float = SAME
@@ -97,22 +99,21 @@ def _flags(made: Made) -> tuple[str, ...]:
 def _outcome(server: Server, made: Made, untouched: list[float]) -> Outcome:
     refusal = server.load(made.recipe.name, made.adapter, made.recipe.request)
     if refusal is not None:
-        return Outcome("rejected", neutral(refusal, made))
+        return Outcome("rejected", neutral(refusal, made.adapter), server.raised())
     adapted = tuple(server.adapted())
     try:
         said = _ask(server, models.MODELS[made.recipe.model], made.recipe.name)
     except ServerDied as death:
-        return Outcome("dies", neutral(str(death), made), adapted=adapted)
+        return Outcome("dies", neutral(str(death), made.adapter), adapted=adapted)
     server.unload(made.recipe.name)
     from_base = _distance(said, untouched)
     from_training = None if made.meant is None else _distance(said, made.meant)
     return Outcome(
         _name(from_base, from_training, made.recipe.tolerance),
-        None,
-        round(from_base, 5),
-        None if from_training is None else round(from_training, 5),
-        made.recipe.tolerance,
-        adapted,
+        distance_to_base=round(from_base, 5),
+        distance_to_training=None if from_training is None else round(from_training, 5),
+        tolerance=made.recipe.tolerance,
+        adapted=adapted,
     )
 
 
@@ -133,14 +134,3 @@ def _name(from_base: float, from_training: float | None, tolerance: float) -> st
     if from_base < DIFFERENT or (from_training is not None and from_training < DIFFERENT):
         return "unclear"
     return "otherwise"
-
-
-def neutral(message: str, made: Made) -> str:
-    """The message without what differs from run to run: folder, number, a set's order."""
-    message = message.replace(str(made.adapter), "ADAPTER")
-    message = re.sub(r"\bLoRA adapter \d+ ", "LoRA adapter N ", message)
-    return re.sub(r"\{('[^{}]*')\}", _sorted_set, message)
-
-
-def _sorted_set(found: re.Match[str]) -> str:
-    return "{" + ", ".join(sorted(found[1].split(", "))) + "}"

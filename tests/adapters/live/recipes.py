@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from peft import LoraConfig
-from training import Bench
+
+from .training import Bench
 
 Make = Callable[[Bench], list[float] | None]
 
@@ -33,6 +35,8 @@ class Recipe:
     tolerance: float = 2e-3
     request: tuple[str, ...] = ()
     """Switches of the load request that are on (`is_3d_lora_weight`)."""
+    unseen: bool = False
+    """It adapts what a text prompt does not pass through: its effect cannot be measured here."""
 
 
 def lora(targets: Any = None, **more: Any) -> LoraConfig:
@@ -67,17 +71,18 @@ def reconfigured(drop: Sequence[str] = (), targets: Any = None, **changes: Any) 
     def make(bench: Bench) -> list[float]:
         said = bench.train(lora(targets))
         bench.config(changes, tuple(drop))
-        return said
+        return bench.loaded() or said
 
     return make
 
 
 def reshaped(change: Callable[[dict[str, Any]], dict[str, Any]], targets: Any = None) -> Make:
-    """Trained, then the tensors changed: nothing that training meant is left."""
+    """Trained, then the tensors changed: what is meant is what PEFT still makes of them."""
 
-    def make(bench: Bench) -> None:
+    def make(bench: Bench) -> list[float] | None:
         bench.train(lora(targets))
         bench.tensors(change)
+        return bench.loaded()
 
     return make
 
@@ -210,7 +215,7 @@ def compiled_inside(bench: Bench) -> list[float]:
     import peft
 
     torch.manual_seed(1)
-    import training
+    from . import training
 
     base = torch.compile(bench.model.load(bench.base))
     model = peft.get_peft_model(base, lora())
@@ -289,25 +294,68 @@ def _beyond(tensors: dict[str, Any], first: int) -> dict[str, Any]:
     }
 
 
-def fused_qkv(bench: Bench) -> None:
-    """q, k and v joined as one module of rank 8 that the split model does not have."""
-    bench.train(lora(["q_proj"]))
-    bench.tensors(
-        lambda tensors: {
-            k.replace("q_proj", "qkv_proj"): wider(rows=128)(v) if "lora_B" in k else v
-            for k, v in tensors.items()
-        }
-    )
+QKV = {"q_proj": 128, "k_proj": 64, "v_proj": 64}
+GATE_AND_UP = {"gate_proj": 192, "up_proj": 192}
+"""Parts of what some models fuse, with their rows in the tiny models."""
 
 
-def fused_gate_up(bench: Bench) -> None:
-    bench.train(lora(["gate_proj"]))
-    bench.tensors(
-        lambda tensors: {
-            k.replace("gate_proj", "gate_up_proj"): torch.cat([v, v]) if "lora_B" in k else v
-            for k, v in tensors.items()
-        }
-    )
+def fused(fused_name: str, parent: str, parts: Mapping[str, int]) -> Make:
+    """One pair of rank 8 for several projections, on a model that has them apart."""
+
+    def make(bench: Bench) -> list[float]:
+        first = next(iter(parts))
+        bench.train(lora([first]))
+        tensors = _pairs({f"{parent}.{fused_name}": sum(parts.values())})
+        bench.tensors(lambda _: tensors)
+        bench.config({"target_modules": [fused_name]})
+        placed = []
+        for module, delta in _deltas(tensors).items():
+            for name, part in zip(parts, delta.split(list(parts.values())), strict=True):
+                placed.append((module.replace(fused_name, name), 0, part))
+        return bench.merged(placed)
+
+    return make
+
+
+def split(fused_name: str, parent: str, parts: Mapping[str, int], rank: int = 4) -> Make:
+    """A pair of its own for each projection, on a model that has them fused."""
+
+    def make(bench: Bench) -> list[float]:
+        bench.train(lora([fused_name]))
+        tensors = _pairs({f"{parent}.{name}": rows for name, rows in parts.items()}, rank)
+        bench.tensors(lambda _: tensors)
+        bench.config({"target_modules": [*parts], "r": rank, "lora_alpha": 2 * rank})
+        starts = dict(zip(parts, accumulate(parts.values(), initial=0), strict=False))
+        placed = []
+        for module, delta in _deltas(tensors).items():
+            stem, _, name = module.rpartition(".")
+            placed.append((f"{stem}.{fused_name}", starts[name], delta))
+        return bench.merged(placed)
+
+    return make
+
+
+def _pairs(rows: Mapping[str, int], rank: int = 8) -> dict[str, Any]:
+    """Random pairs for modules of both layers, by name and rows."""
+    torch.manual_seed(2)
+    tensors = {}
+    for layer in (0, 1):
+        for name, count in rows.items():
+            stem = f"{STEM}model.layers.{layer}.{name}"
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, 128) * 0.05
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(count, rank) * 0.5
+    return tensors
+
+
+def _deltas(tensors: Mapping[str, Any], scale: float = 2.0) -> dict[str, Any]:
+    """Module → scale·B·A."""
+    return {
+        key.removeprefix(STEM).removesuffix(".lora_A.weight"): scale
+        * tensors[key.replace("lora_A", "lora_B")]
+        @ tensors[key]
+        for key in tensors
+        if "lora_A" in key
+    }
 
 
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
@@ -393,9 +441,13 @@ def vision_language(name: str, tower: str | None) -> list[Recipe]:
         "tower-and-text": trained(f"{LANGUAGE}|{tower}"),
         "all-linear": trained("all-linear"),
     }
+    recipes = [Recipe(f"{name}/{key}", name, make) for key, make in makes.items()]
     if tower is not None:
-        makes |= of_tower
-    return [Recipe(f"{name}/{key}", name, make) for key, make in makes.items()]
+        recipes += [
+            Recipe(f"{name}/{key}", name, make, unseen=key != "lm-head")
+            for key, make in of_tower.items()
+        ]
+    return recipes
 
 
 OLD_MIXTRAL = inside(".mlp.", ".block_sparse_moe.")
@@ -482,8 +534,8 @@ LLAMA: dict[str, Make] = {
     "lower-case": renamed(lambda k: k.replace("lora_A", "lora_a").replace("lora_B", "lora_b")),
     "no-weight": renamed(lambda k: k.removesuffix(".weight")),
     "diffusers": renamed(lambda k: k.replace("lora_A", "lora.down").replace("lora_B", "lora.up")),
-    "fused-qkv-keys": fused_qkv,
-    "fused-gate-up-keys": fused_gate_up,
+    "fused-qkv-keys": fused("qkv_proj", "self_attn", QKV),
+    "fused-gate-up-keys": fused("gate_up_proj", "mlp", GATE_AND_UP),
     "qkv-names": renamed(inside("q_proj", "qkv_proj"), ["q_proj"]),
     # parts missing
     "missing-b-one": renamed(lambda k: None if "layers.0.self_attn.q_proj.lora_B" in k else k),
@@ -626,6 +678,9 @@ TABLE = (
     Recipe("phi3/qkv", "phi3", trained(["qkv_proj"])),
     Recipe("phi3/gate-up", "phi3", trained(["gate_up_proj"])),
     Recipe("phi3/o-and-down", "phi3", trained(["o_proj", "down_proj"])),
+    Recipe("phi3/split-qkv", "phi3", split("qkv_proj", "self_attn", QKV)),
+    Recipe("phi3/split-qkv-rank-8", "phi3", split("qkv_proj", "self_attn", QKV, 8)),
+    Recipe("phi3/split-gate-up", "phi3", split("gate_up_proj", "mlp", GATE_AND_UP)),
     Recipe("phi3/split-q", "phi3", renamed(inside("qkv_proj", "q_proj"), ["qkv_proj"])),
     Recipe(
         "phi3/split-q-and-o", "phi3", renamed(inside("qkv_proj", "q_proj"), ["qkv_proj", "o_proj"])
@@ -714,7 +769,7 @@ TABLE = (
     ),
     *vision_language("gemma3", SIGLIP),
     *(
-        Recipe(one.name.replace("gemma3", "gemma3-tower"), one.model, one.make, TOWER_FLAG)
+        replace(one, name=one.name.replace("gemma3", "gemma3-tower"), flags=TOWER_FLAG)
         for one in vision_language("gemma3", SIGLIP)
         if "tower" in one.name or one.name.endswith(("/text", "all-linear", "everywhere"))
     ),

@@ -1,6 +1,6 @@
 """Asks a real vLLM about every recipe and writes outcomes.jsonl and bases.json beside this file.
 
-    .venv/bin/python tests/adapters/live/record.py [word of a recipe's name …]
+    cd tests/adapters && ../../.venv/bin/python -m live.record [word of a recipe's name …]
 
 With words, only those recipes are asked again; the other lines stay.
 """
@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-sys.path.insert(0, str(Path(__file__).parent))
 
-import headers
-import outcomes
-import recipes
 import torch
 import transformers
-from server import launcher
+
+from . import headers, outcomes, recipes
+from .server import launcher
 
 HERE = Path(__file__).parent
 OUTCOMES, BASES = HERE / "outcomes.jsonl", HERE / "bases.json"
@@ -59,6 +57,7 @@ def line(made: outcomes.Made, outcome: outcomes.Outcome) -> dict[str, Any]:
         "model": made.recipe.model,
         "flags": [*made.recipe.flags],
         "request": [*made.recipe.request],
+        "unseen": made.recipe.unseen,
         **dataclasses.asdict(outcome),
         "versions": {name: version(name) for name in ("peft", "transformers")} | {"vllm": "0.32.0"},
         "files": headers.describe(made.adapter),

@@ -130,12 +130,14 @@ class Server:
 
     def last_error(self) -> str:
         """The first exception that a process of the server names: the root of what follows."""
-        for line in self.log.read_text(errors="replace").splitlines():
-            said = line.rpartition("] ")[2] if "ERROR" in line else ""
-            name = said.partition(":")[0]
-            if name.isidentifier() and name.endswith(("Error", "Exception")):
-                return said
-        return self.log.read_text(errors="replace")[-2000:]
+        said = _exceptions(self.log.read_text(errors="replace"))
+        return said[0] if said else self.log.read_text(errors="replace")[-2000:]
+
+    def raised(self) -> str | None:
+        """The kind of the exception that a worker named since the last answered request."""
+        answered = self.log.read_text(errors="replace").split('"POST /v1/')
+        said = _exceptions(answered[-1] if answered[-1].count("\n") > 3 else answered[-2])
+        return said[0].partition(":")[0] if said else None
 
     def load(self, name: str, adapter: Path, switches: Sequence[str] = ()) -> str | None:
         """Load an adapter; the message when the server refuses it."""
@@ -194,3 +196,15 @@ class Server:
             return response.status, response.read().decode()
         finally:
             connection.close()
+
+
+def _exceptions(log: str) -> list[str]:
+    """The `SomeError: why` lines of the processes, in order."""
+    found = []
+    for line in log.splitlines():
+        said = re.search(
+            r" ERROR \S+ \S+ \[[^\]]*\] (\w+(?:Error|Exception|Iteration)(:.*|$))", line
+        )
+        if said is not None:
+            found.append(said[1])
+    return found

@@ -14,7 +14,8 @@ import peft
 import safetensors
 import safetensors.torch
 import torch
-from models import VOCABULARY, TinyModel
+
+from .models import VOCABULARY, TinyModel
 
 PROMPT = tuple(random.Random(7).choices(range(4, VOCABULARY), k=24))  # noqa: S311
 SPREAD = 0.5
@@ -48,6 +49,28 @@ class Bench:
     def answer(self, model: Any) -> list[float]:
         """What the prompt gets: the log probability of its tokens, or a classifier's logits."""
         return scores(model) if self.model.task == "SEQ_CLS" else logprobs(model)
+
+    def loaded(self) -> list[float] | None:
+        """What PEFT makes of the files as they lie; None where they do not fit its model."""
+        base = self.model.load(self.base)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                model = peft.PeftModel.from_pretrained(base, str(self.adapter))
+            except Exception:
+                return None
+        expected = {k: v.shape for k, v in peft.get_peft_model_state_dict(model).items()}
+        path = self.adapter / "adapter_model.safetensors"
+        held = {k: v.shape for k, v in safetensors.torch.load_file(path).items()}
+        return self.answer(model) if held == expected else None
+
+    def merged(self, placed: list[tuple[str, int, Any]]) -> list[float]:
+        """The answer with each change added to a module's weight, from a row on: no PEFT at all."""
+        model = self.model.load(self.base)
+        with torch.no_grad():
+            for module, row, delta in placed:
+                model.get_submodule(module).weight[row : row + delta.shape[0]] += delta
+        return self.answer(model)
 
     def keys(self, change: Callable[[str], str | None]) -> None:
         """Rename the saved tensors; None drops one."""
