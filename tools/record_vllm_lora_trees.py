@@ -29,8 +29,9 @@ SILENT = ("id2label", "label2id", "output_hidden_states", "return_dict", "chunk_
           "is_encoder_decoder")  # fmt: skip
 # Tensor parallel sizes, and whether LoRA is cut on both sides (--fully-sharded-loras).
 CUTS = ((2, False), (2, True), (8, False))
-LARGE = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM",
-         "DeepseekV3ForCausalLM", "Qwen3VLForConditionalGeneration")  # fmt: skip
+CUT = ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM",
+       "DeepseekV3ForCausalLM", "Phi3ForCausalLM", "Qwen3NextForCausalLM", "GemmaForCausalLM",
+       "Gemma2ForCausalLM", "Glm4ForCausalLM", "NemotronHForCausalLM")  # fmt: skip
 BUFFERS = ("w13_lora_a_stacked", "w13_lora_b_stacked", "w2_lora_a_stacked", "w2_lora_b_stacked")
 
 
@@ -60,7 +61,7 @@ def main() -> None:
             if "error" in answer:
                 print(name, file, answer["error"][:150], file=sys.stderr)
                 continue
-            for size, sharded in CUTS if not file or name in LARGE else ():
+            for size, sharded in CUTS if name in CUT else ():
                 cut = record._in_child(
                     lambda config=config, size=size, sharded=sharded: _tree(config, size, sharded)
                 )
@@ -142,6 +143,7 @@ def _experts_without_kernels() -> None:
     def build(self: Any, base_layer: Any) -> None:
         torch.nn.Module.__init__(self)
         self.base_layer, self.moe_config = base_layer, base_layer.moe_config
+        self._shared_experts = base_layer._shared_experts
         parallel = self.moe_config.moe_parallel_config
         self.tp_size, self.tp_rank = parallel.tp_size, 0
         self.device = torch.device("meta")
