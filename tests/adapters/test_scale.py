@@ -136,21 +136,21 @@ EVIL = [
 @pytest.mark.parametrize("pattern", EVIL, ids=lambda text: text[:20])
 def test_a_hostile_pattern_is_answered_or_refused_at_once(pattern: str) -> None:
     config = AdapterConfig("LORA", "peft", rank=4, alpha=8.0, rank_pattern=((pattern, 8),))
-    begin = time.perf_counter()
+    begin = time.process_time()
     for module in ("a." * 50 + "a" * 200, "x" * 300, "a" * 5000):
         try:
             assert expected_scale(config, module)[0] in (4, 8)
         except MalformedConfig as error:
             assert "rank_pattern" in str(error)
             assert "\n" not in str(error)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_a_pattern_for_each_of_a_large_models_modules_costs_little() -> None:
     places = [f"model.layers.{i}.{p}" for i, p in itertools.product(range(126), PLACES)]
     ranks = tuple((place, 1 + index % 64) for index, place in enumerate(places))
     config = AdapterConfig("LORA", "peft", rank=4, alpha=8.0, rank_pattern=ranks)
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = [expected_scale(config, place)[0] for place in places]
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
     assert found == [rank for _, rank in ranks]
