@@ -234,6 +234,17 @@ def test_mlx_matrices_are_turned_round(spec: Spec, tmp_path: Path) -> None:
     assert torch.allclose(under_peft(make_base("llama"), tmp_path / "fixed"), wanted, atol=1e-5)
 
 
+def test_torchtunes_own_layout_is_refused(spec: Spec, tmp_path: Path) -> None:
+    """Its rows of Q and K stand in Meta's rotary order: renaming them would turn heads round."""
+    name = "layers.0.attn.q_proj"
+    made = write(
+        tmp_path / "made",
+        {f"{name}.lora_a.weight": drawn(1, 4, HIDDEN), f"{name}.lora_b.weight": drawn(2, Q, 4)},
+    )
+    with pytest.raises(FixRefused, match="torchtune"):
+        fix(read_adapter(made), spec("llama"), OPTIONS, tmp_path / "fixed")
+
+
 # --- scales --------------------------------------------------------------------------------------
 
 

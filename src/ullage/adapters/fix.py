@@ -120,7 +120,7 @@ def _require_plain(adapter: Adapter) -> None:
         found = "biases were trained too"
     elif config.layer_replication:
         found = "layer_replication changes the base model"
-    elif config.writer == "torchtune" and any(m.transposed for m in adapter.modules):
+    elif config.writer == "torchtune" and any(t.key.parameter == "lora_a" for t in adapter.tensors):
         found = "torchtune's own layout, whose rotary rows stand in another order"
     elif _changes_base(config.init_lora_weights):
         found = f"init_lora_weights={config.init_lora_weights!r} changed the base weights"
