@@ -25,6 +25,7 @@ class State(StrEnum):
     `ignored`: its name leads somewhere, and the engine leaves it out in silence all the same.
     `doubled`: two adapter modules lead to one served module and one of them is lost.
     `shape_mismatch`: it does not fit the served module, and is cut or padded without a word.
+    `altered`: added, without something that the sum needs (a bias, a base that training changed).
     `refused`: the engine refuses the whole adapter.
     """
 
@@ -34,6 +35,7 @@ class State(StrEnum):
     IGNORED = "ignored"
     DOUBLED = "doubled"
     SHAPE_MISMATCH = "shape_mismatch"
+    ALTERED = "altered"
     REFUSED = "refused"
 
 
@@ -139,5 +141,5 @@ def verdict_of(answer: EngineAnswer) -> Verdict:
     states = [module.state for module in answer.modules]
     if all(state is State.APPLIED for state in states) and states:
         return "works"
-    used = (*MATCHED, State.SHAPE_MISMATCH)
+    used = (*MATCHED, State.SHAPE_MISMATCH, State.ALTERED)
     return "partial" if any(state in used for state in states) else "no_effect"

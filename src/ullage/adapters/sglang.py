@@ -1,0 +1,388 @@
+"""What SGLang 0.5.23 makes of an adapter, in its own order: `judge`.
+
+Holds the rules of loading; SGLang knows a weight by its layer's number and by words in its name, so
+that prefixes do not matter. How halves of fused modules are put together is `sglang_fuse.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ullage.adapters.adapter import Adapter, AdapterModule, Matrix
+from ullage.adapters.base import BaseModule, BaseTree
+from ullage.adapters.effect import meant_scale
+from ullage.adapters.sglang_fuse import Half, Refused, Target, fuse, size_text
+from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
+
+SOURCE = (
+    "sglang 0.5.23: srt/lora/lora_config.py, srt/lora/lora.py, srt/lora/lora_manager.py, "
+    "srt/lora/mem_pool.py, srt/lora/utils.py, srt/lora/layers.py"
+)
+VERSION = "0.5.23"
+DEFAULT_MAX_LORAS = 8
+"""--max-loras-per-batch."""
+_ADAPTER = "adapter"
+"""What stands for the adapter's name in messages."""
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_EXPERT = re.compile(r"experts\.(\d+)\.")
+_VOCABULARY = ("embed_tokens", "lm_head")
+# srt/lora/utils.py, get_normalized_target_modules.
+_NORMAL = {
+    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "vocab_emb": "embed_tokens",
+    "embeddings": "embed_tokens", "word_embeddings": "embed_tokens", "output": "lm_head",
+    "unembed_tokens": "lm_head", "q_a_proj": "fused_qkv_a_proj_with_mqa",
+    "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa", "wq_b": "indexer.wq_b", "wk": "indexer.wk",
+    "weights_proj": "indexer.weights_proj",
+}  # fmt: skip
+# get_default_hidden_dim; and what classes with sizes of their own take besides
+# (_KNOWN_LORA_TARGET_MODULES).
+_SIZED = frozenset((
+    "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "fused_qkv_a_proj_with_mqa", "q_b_proj",
+    "kv_b_proj", "indexer.wq_b", "indexer.wk", "indexer.weights_proj", *_VOCABULARY,
+))  # fmt: skip
+_SIZED_BY_CLASS = frozenset((
+    "qkvr", "wo_ud", "out_proj", "in_proj", "in_proj_qkvz", "up_proj", "fc1_latent_proj",
+    "fc2_latent_proj",
+))  # fmt: skip
+_OWN_SIZES = ("NemotronH", "Laguna", "Gemma4ForConditional", "Qwen3_5", "Inkling", "InternS2",
+              "Gemma3n", "Llama4ForConditional")  # fmt: skip
+# Names of parts of a module in transformers' checkpoints, where SGLang's module has another.
+_EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+# peft's inits that leave the base as it is.
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnswer:
+    """What becomes of every module of `adapter` when SGLang serves it on this base model.
+
+    Without limits the adapter is taken for the one of --lora-paths, from which SGLang infers them.
+    """
+    counted = [
+        module
+        for module in adapter.modules
+        if any(t.key.matrix is not Matrix.BASE for t in module.tensors)
+    ]
+    message: str | None = None
+    rank = options.max_lora_rank or adapter.config.rank
+    targets: frozenset[str] = frozenset()
+    try:
+        _check_configuration(adapter, tree)
+        targets = _targets(adapter, tree, options)
+        modules = _Loading(adapter, tree, targets).verdicts(counted)
+    except Refused as refusal:
+        message = str(refusal)
+        modules = tuple(_verdict(module, None, State.REFUSED, detail=message) for module in counted)
+    return EngineAnswer(
+        modules=modules,
+        basis="source",
+        source=SOURCE,
+        version=options.version or VERSION,
+        message=message,
+        slot_bytes=None if rank is None else _slot_bytes(tree, targets, rank, options),
+        limits=(
+            ("--max-lora-rank", rank),
+            ("--max-loras-per-batch", options.max_loras or DEFAULT_MAX_LORAS),
+        ),
+        supported=tuple(sorted(targets)),
+    )
+
+
+# --- the configuration ---------------------------------------------------------------------------
+
+
+def _check_configuration(adapter: Adapter, tree: BaseTree) -> None:
+    """lora_config.py; lora_manager.py, validate_new_adapter; lora.py, LoRAAdapter."""
+    raw = adapter.config.raw or {}
+    folder = Path(adapter.path).absolute()
+    if Path(adapter.config.file or "").name != "adapter_config.json":
+        raise Refused(f"[Errno 2] No such file or directory: '{folder / 'adapter_config.json'}'")
+    for field in ("target_modules", "r", "lora_alpha"):
+        if field not in raw:
+            raise Refused(f"'{field}'")
+    if _adds_tokens(folder, tree):
+        raise Refused(
+            f"Failed to load {_ADAPTER} because LoRA serving currently doesn't support adapters "
+            "that add tokens to the vocabulary"
+        )
+    if raw.get("use_dora"):
+        raise Refused(
+            f"Failed to load {_ADAPTER} because LoRA serving currently doesn't support DoRA "
+            "adapters"
+        )
+    if str(raw.get("peft_type", "")).lower() != "lora":
+        raise Refused("AssertionError" if "peft_type" in raw else "'peft_type'")
+    rank = raw["r"]
+    if isinstance(rank, int | float) and rank == 0:
+        raise Refused("division by zero")
+    targets = raw["target_modules"]
+    if targets is None:
+        raise Refused("'NoneType' object is not iterable")
+    if isinstance(targets, str) and targets not in ("all", "all-linear"):
+        raise Refused("Only 'all' or 'all-linear' can be used as the string for target module")
+
+
+def _adds_tokens(folder: Path, tree: BaseTree) -> bool:
+    """Whether added_tokens.json lies there with tokens that the base does not have."""
+    try:
+        with (folder / "added_tokens.json").open("rb") as stream:
+            tokens = json.loads(stream.read(1 << 20))
+    except (OSError, ValueError):
+        return False
+    numbers = tokens.values() if isinstance(tokens, dict) else ()
+    return any(isinstance(n, int) and n >= tree.spec.vocab_size for n in numbers)
+
+
+def _targets(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> frozenset[str]:
+    """lora_manager.py, init_lora_shapes: the server's target modules, by SGLang's names."""
+    own = adapter.config.target_modules
+    asked = options.lora_target_modules
+    if asked is None:
+        found = _present(tree) if isinstance(own, str) else _normal(own or ())
+        _require_sizes(found, tree)
+    else:
+        found = _present(tree) | set(_VOCABULARY) if asked == ("all",) else _normal(asked)
+        _require_sizes(found, tree)
+        wanted = frozenset() if isinstance(own, str) else _normal(own or ())
+        if not wanted <= found:
+            raise Refused(
+                f"LoRA adapter '{_ADAPTER}' contains target modules {sorted(wanted - found)} "
+                f"that are not included in the specified --lora-target-modules {sorted(found)}. "
+                "Please update --lora-target-modules to include all required modules: "
+                f"{sorted(found | wanted)}, or use 'all' to enable all supported modules."
+            )
+    rank = adapter.config.rank
+    if options.max_lora_rank is not None and rank is not None and rank > options.max_lora_rank:
+        raise Refused(
+            f"LoRA adapter {_ADAPTER} with rank {rank} is incompatible with the current LoRA "
+            "memory pool configuration. Please ensure that the LoRA adapter's rank is within the "
+            "configured `--max-lora-rank` and that the target modules are included in "
+            "`--lora-target-modules`."
+        )
+    return frozenset(found)
+
+
+def _normal(names: Iterable[str]) -> frozenset[str]:
+    leaves = (name.rpartition(".")[2] for name in names)
+    return frozenset(_NORMAL.get(leaf, leaf) for leaf in leaves)
+
+
+def _sized(tree: BaseTree) -> frozenset[str]:
+    own = tree.spec.architecture.startswith(_OWN_SIZES)
+    return _SIZED | _SIZED_BY_CLASS if own else _SIZED
+
+
+def _present(tree: BaseTree) -> frozenset[str]:
+    """utils.py, auto_detect_lora_target_modules."""
+    leaves = {_leaf(module) for module in tree.modules.values()}
+    return _normal(leaves) & _sized(tree)
+
+
+def _require_sizes(targets: Iterable[str], tree: BaseTree) -> None:
+    unknown = sorted(set(targets) - _sized(tree))
+    if unknown:
+        raise Refused(f"get_hidden_dim not implemented for {unknown[0]}")
+
+
+def _leaf(module: BaseModule) -> str:
+    leaf = module.path.rpartition(".")[2]
+    return _EXPERTS.get(leaf, leaf) if module.num_experts else leaf
+
+
+# --- the weights ---------------------------------------------------------------------------------
+
+
+def _verdict(
+    module: AdapterModule, target: str | None, state: State, applied: float | None = None,
+    detail: str = "",
+) -> ModuleVerdict:  # fmt: skip
+    tensor = module.a or module.tensors[0]
+    meant = meant_scale(module)
+    return ModuleVerdict(tensor.key.text, module.module, target, meant, applied, state, detail)
+
+
+@dataclass(slots=True)
+class _Loading:
+    """One adapter on its way into the pool. `targets` are the server's target modules."""
+
+    adapter: Adapter
+    tree: BaseTree
+    targets: frozenset[str]
+
+    def verdicts(self, modules: list[AdapterModule]) -> tuple[ModuleVerdict, ...]:
+        """Every module's verdict. Raises Refused for what stops loading or the first request."""
+        halves: list[Half] = []
+        found: dict[int, ModuleVerdict] = {}
+        for number, module in enumerate(modules):
+            text = (module.a or module.tensors[0]).key.text.replace("unembed_tokens", "lm_head")
+            match = _LAYER.search(text)
+            if match is None:
+                found[number] = self._outside(module, text)
+                continue
+            layer = int(match.group(1))
+            if layer >= self.tree.num_layers:
+                raise Refused(f"index {layer} is out of range")
+            halves.append(Half(number, module, text, layer))
+        last: dict[tuple[int, str], str] = {}
+        for fused in fuse(halves, self.targets):
+            place = (fused.half.layer, fused.slot)
+            verdict = self._inside(fused)
+            before = last.get(place)
+            if before is not None and before != fused.stem:
+                self._replace(found, halves, fused, before)
+            last[place] = fused.stem
+            found[fused.half.number] = verdict
+        return tuple(found[number] for number in range(len(modules)))
+
+    def _replace(
+        self, found: dict[int, ModuleVerdict], halves: list[Half], fused: Target, before: str
+    ) -> None:
+        """One buffer per layer and target: what comes later by name takes the place."""
+        for half in halves:
+            if half.layer == fused.half.layer and half.stem == before and half.number in found:
+                if found[half.number].target != fused.target:
+                    continue
+                detail = (
+                    f"{fused.stem} is loaded into {fused.target} of layer {half.layer} after it"
+                )
+                found[half.number] = _verdict(
+                    half.module, fused.target, State.DOUBLED, detail=detail
+                )
+
+    def _outside(self, module: AdapterModule, text: str) -> ModuleVerdict:
+        """lora.py, _process_weight, of a name without a layer's number."""
+        name = next((name for name in _VOCABULARY if name in text), None)
+        if name is None:
+            detail = "its name has no layers.N. in it, and SGLang passes over it"
+            return _verdict(module, None, State.UNMAPPED, detail=detail)
+        own = self.adapter.config.target_modules
+        if not isinstance(own, str) and name not in _normal(own or ()):
+            detail = f"{name} is not in target_modules of adapter_config.json: it is passed over"
+            return _verdict(module, name, State.IGNORED, detail=detail)
+        if name not in self.targets:
+            detail = f"--lora-target-modules leaves {name} out"
+            return _verdict(module, name, State.IGNORED, detail=detail)
+        if module.a is None or module.b is None:
+            detail = "SGLang takes LoRA matrices alone, no whole weights"
+            return _verdict(module, name, State.IGNORED, detail=detail)
+        rank = self.adapter.config.rank or 0
+        spec = self.tree.spec
+        width = spec.embedding_size or spec.hidden_size
+        sides = (spec.vocab_size, width) if name == "embed_tokens" else (width, spec.vocab_size)
+        for tensor, expected in ((module.a, (rank, sides[0])), (module.b, (sides[1], rank))):
+            if tensor.shape != expected:
+                raise Refused(size_text(expected, tensor.shape))
+        return self._scaled(module, name)
+
+    def _inside(self, fused: Target) -> ModuleVerdict:
+        module, layer = fused.half.module, fused.half.layer
+        target = fused.target
+        if fused.half.is_bias or (module.a is None and module.b is None):
+            detail = "SGLang takes LoRA matrices alone: the next one of this module replaces it"
+            return _verdict(module, target, State.IGNORED, detail=detail)
+        experts = _EXPERT.search(fused.half.text) is not None
+        if experts and not {"gate_up_proj", "down_proj"} <= self.targets:
+            detail = "experts take adapters only with gate_up_proj and down_proj both targeted"
+            return _verdict(module, target, State.IGNORED, detail=detail)
+        bases = self._bases(layer, target, fused, experts=experts)
+        if not bases:
+            kind = "experts'" if experts else ""
+            detail = f"layer {layer} of the served model has no {kind} {target}".replace("  ", " ")
+            return _verdict(module, None, State.UNMAPPED, detail=detail)
+        cut = fused.fit(bases, self.adapter.config.rank or 0)
+        if cut is not None:
+            return _verdict(module, target, State.SHAPE_MISMATCH, self._scale(), cut)
+        if module.a is None or "lora_A" not in module.a.key.text:
+            detail = "there is no lora_A of it, so that nothing is added"
+            return _verdict(module, target, State.IGNORED, detail=detail)
+        return self._scaled(module, target)
+
+    def _bases(self, layer: int, target: str, fused: Target, *, experts: bool) -> list[BaseModule]:
+        """The base's modules that the target stands for in this layer, in the fused order."""
+        shared = "shared_expert" in fused.half.text
+        found = []
+        for module in _by_layer(self.tree).get(layer, ()):
+            if bool(module.num_experts) != experts or module.kind == "fused_expert":
+                continue
+            if not experts and ("shared_expert" in module.path) != shared:
+                continue
+            leaf = _leaf(module)
+            if leaf == fused.leaf or _NORMAL.get(leaf, leaf) == target:
+                found.append(module)
+        return found
+
+    def _scale(self) -> float:
+        """lora.py: alpha / r, whatever use_rslora and the patterns say."""
+        raw = self.adapter.config.raw or {}
+        alpha, rank = raw.get("lora_alpha"), raw.get("r")
+        if not isinstance(alpha, int | float) or not isinstance(rank, int | float):
+            raise Refused(
+                f"unsupported operand type(s) for /: '{type(alpha).__name__}' and "
+                f"'{type(rank).__name__}'"
+            )
+        return alpha / rank
+
+    def _scaled(self, module: AdapterModule, target: str) -> ModuleVerdict:
+        applied, meant = self._scale(), meant_scale(module)
+        left_out = self._left_out(module)
+        if left_out:
+            return _verdict(module, target, State.ALTERED, applied, left_out)
+        if meant is None or abs(meant - applied) <= 1e-6 * max(abs(meant), abs(applied)):
+            return _verdict(module, target, State.APPLIED, applied)
+        detail = f"applied at {applied:g} where training meant {meant:g}"
+        return _verdict(module, target, State.WRONG_SCALE, applied, detail)
+
+    def _left_out(self, module: AdapterModule) -> str:
+        """What SGLang does not read, and the sum is another without."""
+        config = self.adapter.config
+        init = config.init_lora_weights
+        if module.bias_b is not None:
+            return "the bias of B is passed over"
+        if any(tensor.key.matrix is Matrix.SAVED for tensor in module.saved):
+            return "the trained bias of the base is passed over"
+        if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+            return f"init_lora_weights {init!r} changed the base in training, which is not redone"
+        if config.alora_invocation_tokens:
+            return "it is added from the first token on, not from its invocation tokens"
+        if config.use_qalora or config.use_bdlora:
+            return "the pooling or the blocks of its layers are not known"
+        return ""
+
+
+@lru_cache(maxsize=2)
+def _by_layer(tree: BaseTree) -> dict[int, list[BaseModule]]:
+    """The tree's modules by layer."""
+    found: dict[int, list[BaseModule]] = {}
+    for module in tree.modules.values():
+        if module.layer is not None:
+            found.setdefault(module.layer, []).append(module)
+    return found
+
+
+# --- what a slot takes ---------------------------------------------------------------------------
+
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def _slot_bytes(
+    tree: BaseTree, targets: frozenset[str], rank: int, options: ServeOptions
+) -> int | None:
+    """mem_pool.py: for every layer and target A [c·rank, in] and B [out, rank] (experts: each), in
+    the model's own type. None with tensor parallelism, and where a module's part is not known."""
+    width = _BYTES.get(options.lora_dtype or tree.spec.dtype)
+    if width is None or options.tensor_parallel_size != 1 or not targets:
+        return None
+    total = 0
+    for module in tree.modules.values():
+        leaf = _leaf(module)
+        target = _NORMAL.get(leaf, leaf)
+        if target not in targets or module.kind == "fused_expert":
+            continue
+        total += rank * (module.in_features + module.out_features) * max(1, module.num_experts)
+    return total * width
