@@ -110,6 +110,31 @@ def test_numbers():
     assert f"DEFAULT_VOCAB_PADDING_SIZE = {vllm.VOCABULARY_PADDING}\n" in vocabulary
 
 
+@needs_sources
+@pytest.mark.parametrize(("width", "ranks"), [(704, 8), (1856, 8)])
+def test_scales_of_experts_are_rounded_down_without_a_word(width, ranks):
+    """A082 on NVFP4 experts: run as it is, vLLM's loader pairs weights with others' scales."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    load = function(
+        "_load_w2", text("model_executor/layers/fused_moe/routed_experts.py"), torch=torch
+    )
+
+    class Layer:
+        class moe_config:
+            class moe_parallel_config:
+                tp_size = ranks
+
+        _get_hidden_dim = staticmethod(lambda shard_dim, ndim: 0)
+        _narrow_expert_data_for_padding = staticmethod(lambda expert_data, weight, **_: expert_data)
+
+    scales = torch.arange(width // 16).float()[None]
+    for rank in range(ranks):
+        mine = torch.empty(1, width // ranks // 16)
+        load(Layer, shard_dim=1, loaded_weight=scales, expert_data=mine, tp_rank=rank)
+        needed = rank * (width // ranks) / 16
+        assert (mine[0, 0] == needed) == (rank == 0)
+
+
 def test_stages_sum_to_the_layers():
     for layers in range(1, 70):
         for stages in range(1, layers + 1):

@@ -143,6 +143,7 @@ def _blocks(subject: Subject) -> Verdict:
         return lacking
     ranks = subject.tensor_parallel
     seen = 0
+    weaker: Fired | None = None  # said only where no other matrix is a certain stop
     for matrix, rows, columns in _local_matrices(subject):
         block = matrix.scheme.block
         if block is None:
@@ -150,32 +151,67 @@ def _blocks(subject: Subject) -> Verdict:
         seen += 1
         facts = _facts(subject, matrix, rows, columns)
         if matrix.of_experts:
-            width = columns if matrix.cut == "columns" else rows
-            whole = matrix.columns if matrix.cut == "columns" else matrix.rows
-            if matrix.cut == "" or width % block[0] == 0:
-                continue
-            refined = gcd(*block, width)
-            how = (
-                f"refines the scales to blocks of {refined}, which only its Triton kernels take"
-                if refined >= LEAST_REFINED_BLOCK
-                else "pads every share to whole blocks"
-            )
-            if whole % block[0] == 0 or refined >= LEAST_REFINED_BLOCK:
-                return Fired(
-                    f"An expert's width of {whole} over {ranks} ranks is {width}, not a multiple "
-                    f"of the quantisation block {block[0]}: vLLM 0.32 {how}.",
-                    f"Pass --enable-expert-parallel to keep experts whole, or a "
-                    f"--tensor-parallel-size that leaves a multiple of {block[0]}.",
-                    facts,
-                    Severity.warning,
-                )
-            return _cut_block(matrix, width, block[0], facts)
-        if ranks > 1 and matrix.cut == "columns" and columns % block[1]:
-            return _cut_block(matrix, columns, block[1], facts)
-        alone = matrix.cut == "rows" and matrix.role not in MERGED_ROLES
-        if ranks > 1 and alone and rows % block[0]:
-            return _cut_block(matrix, rows, block[0], facts)
-    return _content(subject, "block-quantised kinds of matrix", seen)
+            found = _cut_expert(matrix, rows, columns, ranks, facts)
+        else:
+            found = _cut_linear(matrix, rows, columns, ranks, facts)
+        if found is not None and found.severity is None:
+            return found
+        weaker = weaker or found
+    return weaker or _content(subject, "block-quantised kinds of matrix", seen)
+
+
+def _cut_expert(
+    matrix: Matrix, rows: int, columns: int, ranks: int, facts: tuple[Evidence, ...]
+) -> Fired | None:
+    assert matrix.scheme.block is not None, "asked only of block-quantised matrices"
+    block = matrix.scheme.block
+    width = columns if matrix.cut == "columns" else rows
+    whole = matrix.columns if matrix.cut == "columns" else matrix.rows
+    if matrix.cut == "" or width % block[0] == 0:
+        return None
+    refined = gcd(*block, width)
+    if whole % block[0] and refined < LEAST_REFINED_BLOCK:
+        return _cut_block(matrix, width, block[0], facts)
+    how = (
+        f"refines the scales to blocks of {refined}, which only its Triton kernels take"
+        if refined >= LEAST_REFINED_BLOCK
+        else "pads every share to whole blocks"
+    )
+    return Fired(
+        f"An expert's width of {whole} over {ranks} ranks is {width}, not a multiple "
+        f"of the quantisation block {block[0]}: vLLM 0.32 {how}.",
+        f"Pass --enable-expert-parallel to keep experts whole, or a "
+        f"--tensor-parallel-size that leaves a multiple of {block[0]}.",
+        facts,
+        Severity.warning,
+    )
+
+
+def _cut_linear(
+    matrix: Matrix, rows: int, columns: int, ranks: int, facts: tuple[Evidence, ...]
+) -> Fired | None:
+    assert matrix.scheme.block is not None, "asked only of block-quantised matrices"
+    block = matrix.scheme.block
+    if ranks == 1:
+        return None
+    if matrix.cut == "columns" and columns % block[1]:
+        return _cut_block(matrix, columns, block[1], facts)
+    alone = matrix.cut == "rows" and matrix.role not in MERGED_ROLES
+    if not alone or rows % block[0] == 0:
+        return None
+    if matrix.rows >= block[0]:
+        return _cut_block(matrix, rows, block[0], facts)
+    # A gate per head, say: 64 rows under blocks of 128. Releases often leave so small a matrix
+    # as it was, and a configuration that lists no exceptions does not settle it.
+    return Fired(
+        f"{matrix.module} has {matrix.rows} rows, fewer than its quantisation block of {block[0]}, "
+        f"and each of {ranks} ranks gets {rows}. If the checkpoint stores it quantised, as the "
+        "configuration says, vLLM 0.32 refuses to load it.",
+        "Look at its dtype in the checkpoint (audit the directory instead of config.json alone); "
+        "if it is FP8, use the GPUs with --pipeline-parallel-size or --data-parallel-size.",
+        facts,
+        Severity.warning,
+    )
 
 
 def _cut_block(matrix: Matrix, size: int, block: int, facts: tuple[Evidence, ...]) -> Fired:
@@ -203,12 +239,25 @@ def _groups(subject: Subject) -> Verdict:
             continue
         return Fired(
             f"{matrix.module} has {columns} inputs per rank, not a multiple of its quantisation "
-            f"group of {group}: a group would belong to two ranks, and its scale to neither.",
+            f"group of {group}: a group would belong to two ranks. {_what_then(matrix)}",
             f"Pass a --tensor-parallel-size that leaves a multiple of {group} of {matrix.columns}"
             + (", or --enable-expert-parallel." if matrix.of_experts else "."),
             _facts(subject, matrix, rows, columns),
         )
     return _content(subject, "group-quantised kinds of matrix", seen)
+
+
+def _what_then(matrix: Matrix) -> str:
+    # vllm 0.32, fused_moe/routed_experts.py, _load_w2: loaded_per_rank is rounded down for weights
+    # and for scales alike; no loader of NVFP4 experts asks whether the division left a rest.
+    if matrix.of_experts and matrix.scheme.name.startswith("nvfp4"):
+        return (
+            "vLLM 0.32 rounds the number of scales down and loads without a word: from the second "
+            "rank on, weights meet the scales of other groups, and answers are wrong."
+        )
+    return "Its scale would belong to neither" + (
+        "." if matrix.of_experts else ", and vLLM 0.32 refuses to load."
+    )
 
 
 def _tiles(subject: Subject) -> Verdict:
@@ -255,7 +304,7 @@ RULES = (
         "and GPTQ models). A rank must hold whole runs.",
         fix="Choose a tensor-parallel size whose shares are whole groups.",
         source="vllm 0.32: distributed/utils.py, verify_group_size_divides_partition; "
-        "quantization/modelopt.py",
+        "quantization/modelopt.py; fused_moe/routed_experts.py, _load_w2",
         example="AWQ with group_size 128 and intermediate_size 18944 at --tensor-parallel-size 8",
         check=_groups,
     ),
