@@ -143,6 +143,35 @@ def _qwen3_moe() -> Any:
     )
 
 
+def _gemma4() -> Any:
+    """Four layers, of which the last two take the keys and values of the first two."""
+    return transformers.Gemma4TextConfig(
+        **{**TEXT, "num_hidden_layers": 4},
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=64,
+        num_kv_shared_layers=2,
+        global_head_dim=64,
+        num_global_key_value_heads=2,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=VOCABULARY,
+    )
+
+
+def _glm4() -> Any:
+    return transformers.Glm4Config(**TEXT, partial_rotary_factor=0.5)
+
+
+def _bert_classifier() -> Any:
+    return transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=192,
+        num_labels=3,
+    )
+
+
 def _llama_classifier() -> Any:
     return transformers.LlamaConfig(**TEXT, num_labels=3)
 
@@ -271,6 +300,15 @@ MODELS = {
         TinyModel("phi3", "Phi3ForCausalLM", _phi3),
         TinyModel("opt", "OPTForCausalLM", _opt),
         TinyModel("gpt2", "GPT2LMHeadModel", _gpt2),
+        TinyModel("gemma4", "Gemma4ForCausalLM", _gemma4),
+        TinyModel("glm4", "Glm4ForCausalLM", _glm4),
+        TinyModel(
+            "bert-classifier",
+            "BertForSequenceClassification",
+            _bert_classifier,
+            ("--runner", "pooling"),
+            task="SEQ_CLS",
+        ),
         TinyModel("mixtral", "MixtralForCausalLM", _mixtral),
         TinyModel("qwen3-moe", "Qwen3MoeForCausalLM", _qwen3_moe),
         TinyModel(

@@ -224,6 +224,33 @@ def compiled_inside(bench: Bench) -> list[float]:
     return training.logprobs(model.base_model.model._orig_mod)
 
 
+PER_LAYER_INPUTS = ["per_layer_input_gate", "per_layer_projection"]
+
+
+def keys_of_sharing_layers(bench: Bench) -> None:
+    """Pairs for the keys of layers that have none of their own, as trainers of old wrote them."""
+    bench.train(lora(["q_proj", "k_proj"]))
+    bench.tensors(
+        lambda tensors: {
+            **tensors,
+            **{
+                k.replace(".1.", ".3."): v.clone()
+                for k, v in tensors.items()
+                if ".1.self_attn.k_" in k
+            },
+        }
+    )
+
+
+def only_keys_of_sharing_layers(bench: Bench) -> None:
+    bench.train(lora(["k_proj"]))
+    bench.tensors(
+        lambda tensors: {
+            key.replace(".1.", ".3."): value for key, value in tensors.items() if ".1." in key
+        }
+    )
+
+
 def no_config(bench: Bench) -> list[float]:
     said = bench.train(lora())
     (bench.adapter / "adapter_config.json").unlink()
@@ -694,6 +721,20 @@ TABLE = (
         renamed(inside("model.model.decoder.", "model.decoder."), ["q_proj"]),
     ),
     Recipe("gpt2/c-attn", "gpt2", trained(["c_attn"], fan_in_fan_out=True)),
+    Recipe("gemma4/plain", "gemma4", trained()),
+    Recipe("gemma4/all-linear", "gemma4", trained("all-linear")),
+    Recipe("gemma4/all-projections", "gemma4", trained(r".*_proj")),
+    Recipe("gemma4/per-layer-inputs", "gemma4", trained(PER_LAYER_INPUTS)),
+    Recipe("gemma4/keys-of-sharing-layers", "gemma4", keys_of_sharing_layers),
+    Recipe("gemma4/only-keys-of-sharing-layers", "gemma4", only_keys_of_sharing_layers),
+    Recipe("glm4/all-linear", "glm4", trained("all-linear")),
+    Recipe("glm4/gate-up", "glm4", trained(["gate_up_proj"])),
+    Recipe("glm4/split-gate-up", "glm4", split("gate_up_proj", "mlp", GATE_AND_UP)),
+    Recipe(
+        "bert-classifier/plain",
+        "bert-classifier",
+        trained(["query", "value"], task_type="SEQ_CLS"),
+    ),
     Recipe("mixtral/attention", "mixtral", trained()),
     Recipe("mixtral/router", "mixtral", trained(["gate"])),
     Recipe("mixtral/router-old-tree", "mixtral", renamed(OLD_MIXTRAL, ["gate"])),
