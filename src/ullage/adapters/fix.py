@@ -17,6 +17,7 @@ from pathlib import Path
 from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule
 from ullage.adapters.base import BaseTree, base_tree
 from ullage.adapters.check import check
+from ullage.adapters.effect import meant_scale
 from ullage.adapters.engines import resolve
 from ullage.adapters.pairs import NewPair, copied, rescaled
 from ullage.adapters.placing import FixRefused, Placed, is_whole, place_all
@@ -124,6 +125,10 @@ def _require_plain(adapter: Adapter) -> None:
         found = "torchtune's own layout, whose rotary rows stand in another order"
     elif _changes_base(config.init_lora_weights):
         found = f"init_lora_weights={config.init_lora_weights!r} changed the base weights"
+    elif not any(module.a or module.b for module in adapter.modules):
+        found = "no pair of matrices"
+    else:
+        found = _uncertain_scale(adapter)
     if found is not None:
         raise FixRefused(found, file=adapter.path, expected="a plain LoRA adapter in safetensors")
 
@@ -131,6 +136,22 @@ def _require_plain(adapter: Adapter) -> None:
 def _changes_base(init: bool | str) -> bool:
     """PEFT 0.21 (tuners/lora/layer.py): these subtract the adapter's start from the weights."""
     return isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq"))
+
+
+def _uncertain_scale(adapter: Adapter) -> str | None:
+    """Why nobody can say which scale was trained: the configuration was changed afterwards.
+
+    PEFT fills in an alpha that is not there (8), and fails at one that is null.
+    """
+    if adapter.config.alpha is None and "lora_alpha" in (adapter.config.raw or {}):
+        return "lora_alpha null"
+    for module in adapter.modules:
+        if meant_scale(module) != module.scale:
+            return (
+                f"rank {module.rank_declared} in the configuration and {module.rank} in the "
+                f"tensors of {module.module}"
+            )
+    return None
 
 
 def _write(
