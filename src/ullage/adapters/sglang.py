@@ -16,7 +16,15 @@ from pathlib import Path
 from ullage.adapters.adapter import Adapter, AdapterModule, Matrix
 from ullage.adapters.base import BaseModule, BaseTree
 from ullage.adapters.effect import meant_scale
-from ullage.adapters.sglang_fuse import Half, Refused, Target, fuse, size_text
+from ullage.adapters.sglang_fuse import (
+    STACKED,
+    Refused,
+    Slot,
+    Weight,
+    normalise,
+    place,
+    size_text,
+)
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
 
 SOURCE = (
@@ -30,7 +38,6 @@ _ADAPTER = "adapter"
 """What stands for the adapter's name in messages."""
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_EXPERT = re.compile(r"experts\.(\d+)\.")
 _VOCABULARY = ("embed_tokens", "lm_head")
 # srt/lora/utils.py, get_normalized_target_modules.
 _NORMAL = {
@@ -53,6 +60,8 @@ _SIZED_BY_CLASS = frozenset((
 ))  # fmt: skip
 _OWN_SIZES = ("NemotronH", "Laguna", "Gemma4ForConditional", "Qwen3_5", "Inkling", "InternS2",
               "Gemma3n", "Llama4ForConditional")  # fmt: skip
+# RowParallelLinear cuts A by the width of its input, the others B by the height of their output.
+_ROW = ("o_proj", "down_proj", "out_proj", "wo_ud")
 # Names of parts of a module in transformers' checkpoints, where SGLang's module has another.
 _EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 # peft's inits that leave the base as it is.
@@ -195,6 +204,14 @@ def _leaf(module: BaseModule) -> str:
     return _EXPERTS.get(leaf, leaf) if module.num_experts else leaf
 
 
+def _outputs(bases: list[BaseModule]) -> Iterable[int]:
+    """Rows of every part, a fused matrix and shared experts beside others counted once."""
+    seen: dict[str, int] = {}
+    for base in bases:
+        seen.setdefault(_leaf(base), base.out_features)
+    return seen.values()
+
+
 # --- the weights ---------------------------------------------------------------------------------
 
 
@@ -217,46 +234,30 @@ class _Loading:
 
     def verdicts(self, modules: list[AdapterModule]) -> tuple[ModuleVerdict, ...]:
         """Every module's verdict. Raises Refused for what stops loading or the first request."""
-        halves: list[Half] = []
         found: dict[int, ModuleVerdict] = {}
+        layers: dict[int, dict[str, Weight]] = {}
         for number, module in enumerate(modules):
-            text = (module.a or module.tensors[0]).key.text.replace("unembed_tokens", "lm_head")
-            match = _LAYER.search(text)
-            if match is None:
-                found[number] = self._outside(module, text)
-                continue
-            layer = int(match.group(1))
-            if layer >= self.tree.num_layers:
-                raise Refused(f"index {layer} is out of range")
-            halves.append(Half(number, module, text, layer))
-        last: dict[tuple[int, str], str] = {}
-        for fused in fuse(halves, self.targets):
-            place = (fused.half.layer, fused.slot)
-            verdict = self._inside(fused)
-            before = last.get(place)
-            if before is not None and before != fused.stem:
-                self._replace(found, halves, fused, before)
-            last[place] = fused.stem
-            found[fused.half.number] = verdict
+            inside = False
+            for tensor in module.tensors:
+                text = tensor.key.text.replace("unembed_tokens", "lm_head")
+                match = _LAYER.search(text)
+                if match is None:
+                    continue
+                inside, layer = True, int(match.group(1))
+                if layer >= self.tree.num_layers:
+                    raise Refused(f"index {layer} is out of range")
+                layers.setdefault(layer, {})[text] = Weight(tensor.shape, (number,))
+            if not inside:
+                found[number] = self._outside(module)
+        whole = {n: normalise(dict(sorted(layers[n].items()))) for n in sorted(layers)}
+        for layer, weights in whole.items():
+            for slot in place(weights, self.targets):
+                self._inside(layer, slot, modules, found)
         return tuple(found[number] for number in range(len(modules)))
 
-    def _replace(
-        self, found: dict[int, ModuleVerdict], halves: list[Half], fused: Target, before: str
-    ) -> None:
-        """One buffer per layer and target: what comes later by name takes the place."""
-        for half in halves:
-            if half.layer == fused.half.layer and half.stem == before and half.number in found:
-                if found[half.number].target != fused.target:
-                    continue
-                detail = (
-                    f"{fused.stem} is loaded into {fused.target} of layer {half.layer} after it"
-                )
-                found[half.number] = _verdict(
-                    half.module, fused.target, State.DOUBLED, detail=detail
-                )
-
-    def _outside(self, module: AdapterModule, text: str) -> ModuleVerdict:
+    def _outside(self, module: AdapterModule) -> ModuleVerdict:
         """lora.py, _process_weight, of a name without a layer's number."""
+        text = (module.a or module.tensors[0]).key.text.replace("unembed_tokens", "lm_head")
         name = next((name for name in _VOCABULARY if name in text), None)
         if name is None:
             detail = "its name has no layers.N. in it, and SGLang passes over it"
@@ -280,42 +281,74 @@ class _Loading:
                 raise Refused(size_text(expected, tensor.shape))
         return self._scaled(module, name)
 
-    def _inside(self, fused: Target) -> ModuleVerdict:
-        module, layer = fused.half.module, fused.half.layer
-        target = fused.target
-        if fused.half.is_bias or (module.a is None and module.b is None):
-            detail = "SGLang takes LoRA matrices alone: the next one of this module replaces it"
-            return _verdict(module, target, State.IGNORED, detail=detail)
-        experts = _EXPERT.search(fused.half.text) is not None
-        if experts and not {"gate_up_proj", "down_proj"} <= self.targets:
-            detail = "experts take adapters only with gate_up_proj and down_proj both targeted"
-            return _verdict(module, target, State.IGNORED, detail=detail)
-        bases = self._bases(layer, target, fused, experts=experts)
-        if not bases:
-            kind = "experts'" if experts else ""
-            detail = f"layer {layer} of the served model has no {kind} {target}".replace("  ", " ")
-            return _verdict(module, None, State.UNMAPPED, detail=detail)
-        cut = fused.fit(bases, self.adapter.config.rank or 0)
-        if cut is not None:
-            return _verdict(module, target, State.SHAPE_MISMATCH, self._scale(), cut)
-        if module.a is None or "lora_A" not in module.a.key.text:
-            detail = "there is no lora_A of it, so that nothing is added"
-            return _verdict(module, target, State.IGNORED, detail=detail)
-        return self._scaled(module, target)
+    def _inside(
+        self, layer: int, slot: Slot, modules: list[AdapterModule], found: dict[int, ModuleVerdict]
+    ) -> None:
+        """The verdicts on the modules of one buffer of a layer, put into `found`."""
+        for number, name in slot.replaced.items():
+            detail = f"{name} is loaded into {slot.target} of layer {layer} after it"
+            found[number] = _verdict(modules[number], slot.target, State.DOUBLED, detail=detail)
+        state, detail = self._copied(layer, slot)
+        matrices = set(slot.a.owners) if slot.a is not None else set()
+        for number in (*matrices, *(slot.b.owners if slot.b is not None else ())):
+            module, target = modules[number], slot.target
+            if state is State.APPLIED and number in matrices:
+                found[number] = self._scaled(module, target)
+                continue
+            if state is State.APPLIED:
+                detail = "there is no lora_A of it, so that nothing is added"
+            applied = self._scale() if state is State.SHAPE_MISMATCH else None
+            given = State.IGNORED if state is State.APPLIED else state
+            where = None if state is State.UNMAPPED else target
+            found[number] = _verdict(module, where, given, applied, detail)
 
-    def _bases(self, layer: int, target: str, fused: Target, *, experts: bool) -> list[BaseModule]:
-        """The base's modules that the target stands for in this layer, in the fused order."""
-        shared = "shared_expert" in fused.half.text
-        found = []
-        for module in _by_layer(self.tree).get(layer, ()):
-            if bool(module.num_experts) != experts or module.kind == "fused_expert":
-                continue
-            if not experts and ("shared_expert" in module.path) != shared:
-                continue
-            leaf = _leaf(module)
-            if leaf == fused.leaf or _NORMAL.get(leaf, leaf) == target:
-                found.append(module)
-        return found
+    def _copied(self, layer: int, slot: Slot) -> tuple[State, str]:
+        """mem_pool.py, load_lora_weight_to_buffer: what becomes of a buffer's weights."""
+        target = slot.target
+        if slot.is_expert and not {"gate_up_proj", "down_proj"} <= self.targets:
+            return State.IGNORED, (
+                "experts take adapters only with gate_up_proj and down_proj both targeted"
+            )
+        bases = [
+            module
+            for module in _by_layer(self.tree).get(layer, ())
+            if bool(module.num_experts) == slot.is_expert and module.kind != "fused_expert"
+            and target in (_leaf(module), _NORMAL.get(_leaf(module)))
+        ]  # fmt: skip
+        if not bases:
+            kind = "experts' " if slot.is_expert else ""
+            return State.UNMAPPED, f"layer {layer} of the served model has no {kind}{target}"
+        return self._fits(slot, bases[0].in_features, sum(_outputs(bases)))
+
+    def _fits(self, slot: Slot, inner: int, outer: int) -> tuple[State, str]:
+        """Whether A [stacked·rank, in] and B [out, rank] are of the buffer's size. The larger side
+        that tensor parallelism would cut is cut in silence (layers.py, slice_lora_*_weights)."""
+        rank = self.adapter.config.rank or 0
+        row = slot.target in _ROW
+        stacked = STACKED.get(slot.target, 1)
+        cut = ""
+        if slot.a is not None:
+            wanted = (stacked * rank, inner)
+            given = slot.a.shape
+            if row and len(given) == 2 and given[1] > inner:
+                cut = f"A is cut from {given[1]} columns to {inner}"
+                given = (given[0], inner)
+            if given != wanted:
+                raise Refused(size_text(wanted, given))
+            if slot.b is None and not row:
+                raise Refused("'NoneType' object is not subscriptable")
+        if slot.b is not None:
+            wanted, given = (outer, rank), slot.b.shape
+            if not row and slot.a is not None and len(given) == 2 and given[0] > outer:
+                cut = f"B is cut from {given[0]} rows to {outer}"
+                given = (outer, given[1])
+            if given != wanted:
+                raise Refused(size_text(wanted, given))
+        if cut:
+            return State.SHAPE_MISMATCH, cut
+        if slot.b is None:
+            return State.IGNORED, "it has no B, so that nothing is added"
+        return State.APPLIED, ""
 
     def _scale(self) -> float:
         """lora.py: alpha / r, whatever use_rslora and the patterns say."""

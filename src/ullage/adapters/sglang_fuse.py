@@ -1,22 +1,20 @@
-"""How SGLang 0.5.23 puts the halves of fused modules together, by words in their names: `fuse`.
+"""How SGLang 0.5.23 puts weights together and where it copies them, by words in their names.
 
-Holds srt/lora/lora.py's normalisation and the sizes that srt/lora/mem_pool.py copies. What a
-half means for the verdict is `sglang.py`.
+Holds srt/lora/lora.py's normalisation of one layer's weights and srt/lora/mem_pool.py's choice of
+a buffer for each (`place`), with shapes alone. What that means for the verdict is `sglang.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from ullage.adapters.adapter import AdapterModule, AdapterTensor
-from ullage.adapters.base import BaseModule
-
-_PARAMETERS = (".lora_", ".base_layer.bias", ".base_layer.weight", ".weight", ".bias")
-_RENAMED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-# RowParallelLinear cuts A by the width of its input, the others B by the height of their output
-# (srt/lora/layers.py, slice_lora_a_weights, slice_lora_b_weights).
-_ROW = ("o_proj", "down_proj", "out_proj", "wo_ud")
+_EXPERT = re.compile(r"experts\.(\d+)\.")
+_EXPERTS = {".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
+# srt/lora/utils.py, get_stacked_multiply.
+STACKED = {"qkv_proj": 3, "gate_up_proj": 2, "fused_qkv_a_proj_with_mqa": 2, "in_proj_qkvz": 4,
+           "in_proj": 2}  # fmt: skip
 
 
 class Refused(Exception):
@@ -24,155 +22,51 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """One adapter module of a layer; `text` is the key of its first tensor."""
+class Weight:
+    """One weight: its shape, and the numbers of the adapter's modules that it is made of."""
 
-    number: int
-    module: AdapterModule
-    text: str
-    layer: int
+    shape: tuple[int, ...]
+    owners: tuple[int, ...]
 
     @property
-    def path(self) -> str:
-        """The key without its parameter, with experts' newer names."""
-        ends = [at for word in _PARAMETERS if (at := self.text.find(word)) > 0]
-        path = self.text[: min(ends)] if ends else self.text
-        stem, dot, leaf = path.rpartition(".")
-        return f"{stem}{dot}{_RENAMED.get(leaf, leaf)}"
-
-    @property
-    def stem(self) -> str:
-        return self.path.rpartition(".")[0]
-
-    @property
-    def leaf(self) -> str:
-        return self.path.rpartition(".")[2]
-
-    @property
-    def is_bias(self) -> bool:
-        return self.module.a is None and self.module.b is None
+    def is_empty(self) -> bool:
+        return 0 in self.shape
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a half goes: `target` is SGLang's module name, `leaf` the half's own, `parts` all
-    halves that go there together, in order (None: zeros in its place)."""
+@dataclass(slots=True)
+class Slot:
+    """What is copied into one buffer of a layer. `is_expert`: of one of a mixture's experts."""
 
-    half: Half
     target: str
-    leaf: str
-    parts: tuple[Half | None, ...]
-
-    @property
-    def stem(self) -> str:
-        return self.half.stem
-
-    @property
-    def slot(self) -> str:
-        """The buffer's key within the layer; each expert has its own place."""
-        expert = self.stem.partition("experts.")[2].partition(".")[0]
-        return f"{self.target}:{expert}" if expert.isdecimal() else self.target
-
-    def fit(self, bases: list[BaseModule], rank: int) -> str | None:
-        """How the matrices are cut to fit, None when they do fit.
-
-        Raises Refused where the buffer and the matrix do not agree (mem_pool.py,
-        load_lora_weight_tensor).
-        """
-        a, b = self.half.module.a, self.half.module.b
-        fused = len(self.parts) == 1 and len(bases) > 1
-        repeats = len(bases) if fused else len(self.parts)
-        inner = bases[0].in_features
-        own = [base for base in bases if base.path.rpartition(".")[2] == self.half.leaf] or bases
-        outer = sum(base.out_features for base in (bases if fused else own))
-        row = self.target in _ROW
-        cut = None
-        if a is not None:
-            cut = _side(a, 1, inner, (rank * repeats, inner), row, f"{inner} inputs")
-            if a.shape[0] != rank:
-                raise Refused(size_text((rank * repeats, inner), (a.shape[0] * repeats, inner)))
-        if b is None:
-            if not row:
-                raise Refused("'NoneType' object is not subscriptable")
-            return cut
-        cut = _side(b, 0, outer, (outer, rank), not row, f"{outer} outputs") or cut
-        if b.shape[1:] != (rank,):
-            raise Refused(size_text((outer, rank), b.shape))
-        return cut
+    is_expert: bool
+    a: Weight | None = None
+    b: Weight | None = None
+    replaced: dict[int, str] = field(default_factory=dict)
 
 
-def _side(
-    tensor: AdapterTensor, axis: int, wanted: int, buffer: tuple[int, ...], cuts: bool, what: str
-) -> str | None:
-    if len(tensor.shape) != 2:
-        raise Refused(size_text(buffer, tensor.shape))
-    given = tensor.shape[axis]
-    if given == wanted:
-        return None
-    if cuts and given > wanted:
-        letter = "A" if axis else "B"
-        return f"{letter} is cut from {given} to the {what} of the served module"
-    shape = list(buffer)
-    shape[axis] = given
-    raise Refused(size_text(buffer, tuple(shape)))
+def place(weights: Mapping[str, Weight], targets: frozenset[str]) -> list[Slot]:
+    """The buffers of one layer that `weights` (by name, in their order) are copied into.
 
-
-def size_text(buffer: tuple[int, ...], given: tuple[int, ...]) -> str:
-    """mem_pool.py's assertion."""
-    return (
-        f"LoRA buffer shape torch.Size({list(buffer)}) does not match weight shape "
-        f"torch.Size({list(given)})."
-    )
-
-
-def fuse(halves: Iterable[Half], targets: frozenset[str]) -> list[Target]:
-    """Every half with where it goes, in the order of layers and names, as SGLang copies them.
-
-    Raises Refused: a half that is missing, halves of different ranks, a name that no target module
-    is a part of.
+    A weight that another one of the same buffer replaces stands in `replaced`, with its name.
+    Raises Refused for a name that no target is a part of.
     """
-    ordered = sorted(halves, key=lambda half: (half.layer, half.text))
-    named: dict[tuple[int, str], Half] = {}
-    leaves: dict[int, set[str]] = {}
-    for half in ordered:
-        if not half.is_bias:
-            named.setdefault((half.layer, half.path), half)
-            leaves.setdefault(half.layer, set()).add(half.leaf)
-    made = []
-    for half in ordered:
-        parts, name = _parts(half, named, leaves.get(half.layer, set()))
+    slots: dict[tuple[str, str], Slot] = {}
+    for name, weight in weights.items():
         target = _target(name, targets)
-        _same_rank(parts)
-        made.append(Target(half, target, half.leaf, parts))
-    return made
-
-
-def _parts(
-    half: Half, named: dict[tuple[int, str], Half], leaves: set[str]
-) -> tuple[tuple[Half | None, ...], str]:
-    """The halves that are put together with this one, and the name of what they become."""
-
-    def other(leaf: str) -> Half | None:
-        return named.get((half.layer, f"{half.stem}.{leaf}"))
-
-    if half.leaf in ("q_proj", "k_proj", "v_proj") and (half.leaf == "q_proj" or other("q_proj")):
-        q, k, v = (other(leaf) for leaf in ("q_proj", "k_proj", "v_proj"))
-        # Zeros stand for keys, in the shape of the values', where no module of the layer has any.
-        for missing, leaf in ((k, "k_proj"), (v, "v_proj")):
-            if missing is None and (leaf == "v_proj" or "k_proj" in leaves):
-                raise Refused(repr(half.text.replace(half.leaf, leaf)))
-        return (q or half, k, v), _named(half, "qkv_proj")
-    if half.leaf == "gate_proj" or (half.leaf == "up_proj" and other("gate_proj")):
-        # Zeros stand for an absent up_proj.
-        return (other("gate_proj") or half, other("up_proj")), _named(half, "gate_up_proj")
-    if half.leaf == "q_a_proj" or (half.leaf == "kv_a_proj_with_mqa" and other("q_a_proj")):
-        pair = (other("q_a_proj") or half, other("kv_a_proj_with_mqa"))
-        return pair, _named(half, "fused_qkv_a_proj_with_mqa")
-    return (half,), half.text
-
-
-def _named(half: Half, leaf: str) -> str:
-    return half.text.replace(f".{half.leaf}.", f".{leaf}.")
+        match = _EXPERT.search(name)
+        expert = match.group(1) if match else ""
+        if match is None and "experts" in name and len(weight.shape) == 3:
+            expert = "*"
+        slot = slots.setdefault((target, expert), Slot(target, bool(expert)))
+        before = slot.a if "lora_A" in name else slot.b
+        if before is not None:
+            gone = set(before.owners) - set(weight.owners)
+            slot.replaced.update(dict.fromkeys(gone, name))
+        if "lora_A" in name:
+            slot.a = weight
+        else:
+            slot.b = weight
+    return list(slots.values())
 
 
 def _target(name: str, targets: frozenset[str]) -> str:
@@ -186,14 +80,109 @@ def _target(name: str, targets: frozenset[str]) -> str:
     return max(found, key=len)
 
 
-def _same_rank(parts: tuple[Half | None, ...]) -> None:
-    """torch.cat along the first dimension wants the others to be equal."""
-    whole = [part.module for part in parts if part is not None]
-    for tensors in ([m.a for m in whole], [m.b for m in whole]):
-        sizes = [t.shape[1] for t in tensors if t is not None and len(t.shape) == 2]
-        for number, size in enumerate(sizes):
-            if size != sizes[0]:
+def normalise(weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """One layer's weights after lora.py's _normalize_weights, in its order.
+
+    Raises Refused: a half that is not there, halves of other sizes.
+    """
+    made = dict(weights)
+    _qkv(made)
+    for name in list(made):
+        for old, new in _EXPERTS.items():
+            if old in name:
+                made[name.replace(old, new)] = made.pop(name)
+                break
+    _whole(made, "gate_proj", ("x_proj",), "in_proj")
+    _whole(made, "in_proj_q.", ("in_proj_k.", "in_proj_v.", "in_proj_z."), "in_proj_qkvz.")
+    _gate_up(made)
+    for name in list(made):
+        if "q_a_proj" in name and "fused_qkv_a_proj_with_mqa" not in name:
+            q, other = made.pop(name), name.replace("q_a_proj", "kv_a_proj_with_mqa")
+            new = name.replace("q_a_proj", "fused_qkv_a_proj_with_mqa")
+            made[new] = _joined([q, made.pop(other, _zeros(q))])
+    return made
+
+
+def _qkv(made: dict[str, Weight]) -> None:
+    """normalize_qkv_proj: keys may be absent from a layer altogether, values may not."""
+    keys = any("k_proj" in name for name in made)
+    for name in list(made):
+        if "q_proj" in name:
+            k_name, v_name = name.replace("q_proj", "k_proj"), name.replace("q_proj", "v_proj")
+            k = _taken(made, k_name) if keys else _zeros(_taken(made, v_name))
+            new = name.replace("q_proj", "qkv_proj")
+            made[new] = _joined([_taken(made, name), k, _taken(made, v_name)])
+            for old in (name, v_name, *((k_name,) if keys else ())):
+                made.pop(old, None)
+        elif "qkv_proj" in name and "lora_A" in name:
+            made[name] = _repeated(made[name], 3)
+
+
+def _gate_up(made: dict[str, Weight]) -> None:
+    """normalize_gate_up_proj: zeros stand for an absent up_proj."""
+    for name in list(made):
+        if "gate_proj" in name:
+            up_name = name.replace("gate_proj", "up_proj")
+            gate, up = made.pop(name), made.pop(up_name, None)
+            up = _zeros(gate) if up is None or up.is_empty else up
+            made[name.replace("gate_proj", "gate_up_proj")] = _joined([gate, up])
+        elif "gate_up_proj" in name and "lora_A" in name:
+            made[name] = _repeated(made[name], 2)
+
+
+def _whole(made: dict[str, Weight], first: str, others: tuple[str, ...], whole: str) -> None:
+    """Weights that are put together only where all of them are there."""
+    for name in list(made):
+        names = [name.replace(first, other) for other in others]
+        if first in name and all(other in made for other in names):
+            parts = [made.pop(part) for part in (name, *names)]
+            made[name.replace(first, whole)] = _joined(parts)
+
+
+def _taken(made: Mapping[str, Weight], name: str) -> Weight:
+    try:
+        return made[name]
+    except KeyError:
+        raise Refused(repr(name)) from None
+
+
+def _zeros(weight: Weight) -> Weight:
+    return Weight(weight.shape, ())
+
+
+def _repeated(weight: Weight, times: int) -> Weight:
+    if len(weight.shape) < 2:
+        return weight
+    *front, rows, columns = weight.shape
+    return Weight((*front, rows * times, columns), weight.owners)
+
+
+def _joined(parts: Iterable[Weight]) -> Weight:
+    """torch.cat along the rows: all other sizes have to be equal."""
+    parts = list(parts)
+    first = parts[0].shape
+    axis = max(len(first) - 2, 0)
+    for number, part in enumerate(parts):
+        if len(part.shape) != len(first):
+            raise Refused(
+                f"Tensors must have same number of dimensions: got {len(first)} and "
+                f"{len(part.shape)}"
+            )
+        for place_, (wanted, given) in enumerate(zip(first, part.shape, strict=True)):
+            if place_ != axis and wanted != given:
                 raise Refused(
-                    "Sizes of tensors must match except in dimension 0. Expected size "
-                    f"{sizes[0]} but got size {size} for tensor number {number} in the list."
+                    f"Sizes of tensors must match except in dimension {axis}. Expected size "
+                    f"{wanted} but got size {given} for tensor number {number} in the list."
                 )
+    shape = list(first)
+    shape[axis] = sum(part.shape[axis] for part in parts)
+    owners = dict.fromkeys(owner for part in parts for owner in part.owners)
+    return Weight(tuple(shape), tuple(owners))
+
+
+def size_text(buffer: tuple[int, ...], given: tuple[int, ...]) -> str:
+    """mem_pool.py's assertion (load_lora_weight_tensor)."""
+    return (
+        f"LoRA buffer shape torch.Size({list(buffer)}) does not match weight shape "
+        f"torch.Size({list(given)})."
+    )
