@@ -267,8 +267,9 @@ class Experts:
     """Mixture of experts. Each expert is a Dense of `intermediate`; `top_k` of them run per token.
 
     `shared_intermediate` is the summed width of the experts that always run (0: none), gated by a
-    one-row `shared_gate` when set. `latent` is the width that routed experts work in when it is
-    not hidden_size (Nemotron-3 Super and Ultra). `hash_routed`: the router is a table by token id.
+    one-row `shared_gate` when set; `shared_bias` is theirs, `bias` the routed ones'. `latent` is
+    the width that routed experts work in when it is not hidden_size (Nemotron-3 Super and Ultra).
+    `hash_routed`: the router is a table by token id.
     `zero_experts` the router may choose too; they have no weights (LongCat-Flash).
     `router_width`: the router reads a middle of this width instead of hidden_size (Zaya).
     """
@@ -281,6 +282,7 @@ class Experts:
     bias: bool = False
     shared_intermediate: int = 0
     shared_gate: bool = False
+    shared_bias: bool = False
     router_bias: bool = False
     score_correction_bias: bool = False
     latent: int | None = None

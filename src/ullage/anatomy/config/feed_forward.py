@@ -99,15 +99,18 @@ def read_experts(section: Section, family: Family) -> Experts | None:
     if family.name == "llama4":  # one shared expert as wide as the routed ones
         shared = width
     topk_method = section.optional_text("topk_method")
+    mlp_bias = fact(section, family.mlp_bias, "mlp_bias", likely=False, widens="weights")
     return Experts(
         num_experts=count,
         top_k=top_k,
         intermediate=width,
         activation=activation(section, family),
         gated=is_gated(section, family),
-        bias=family.expert_bias
-        or fact(section, family.mlp_bias, "mlp_bias", likely=False, widens="weights"),
+        # A key that says so is meant for plain MLPs, the shared expert among them: no class of
+        # transformers 5.24 has a bias in routed experts for its sake.
+        bias=family.expert_bias or (mlp_bias and not isinstance(family.mlp_bias, str)),
         shared_intermediate=shared,
+        shared_bias=mlp_bias and isinstance(family.mlp_bias, str),
         shared_gate=family.shared_gate and shared > 0,
         router_bias=family.router_bias,
         score_correction_bias=topk_method == "noaux_tc"

@@ -193,7 +193,7 @@ def _sizes(section: Section, family: Family, kind: str) -> tuple[int, int, int, 
         )
     else:
         head_dim = read_head_dim(section, num_heads, 2 if family.reads_twice else 1)
-    v_head_dim = section.optional_integer("v_head_dim", minimum=0, maximum=MAX_WIDTH) or head_dim
+    stated = section.optional_integer("v_head_dim", minimum=0, maximum=MAX_WIDTH) or None
     if kind == "full":
         section.ignore("num_sliding_attention_heads")
     if kind == "sliding":  # MiMo-V2 and Step-3.5 give these layers sizes of their own
@@ -205,15 +205,15 @@ def _sizes(section: Section, family: Family, kind: str) -> tuple[int, int, int, 
             num_heads = nested.optional_integer("num_attention_heads") or num_heads
             num_kv_heads = nested.optional_integer("num_key_value_heads") or num_kv_heads
             head_dim = nested.optional_integer("head_dim") or head_dim
-            v_head_dim = head_dim
+            stated = head_dim
         num_kv_heads = (
             section.optional_integer("swa_num_key_value_heads", maximum=MAX_HEADS) or num_kv_heads
         )
         head_dim = section.optional_integer("swa_head_dim", maximum=MAX_WIDTH) or head_dim
-        v_head_dim = section.optional_integer("swa_v_head_dim", maximum=MAX_WIDTH) or v_head_dim
+        stated = section.optional_integer("swa_v_head_dim", maximum=MAX_WIDTH) or stated
         if num_heads % num_kv_heads:
             raise section.error("num_key_value_heads", num_kv_heads, f"a divisor of {num_heads}")
-    return num_heads, num_kv_heads, head_dim, v_head_dim
+    return num_heads, num_kv_heads, head_dim, head_dim if stated is None else stated
 
 
 def _has_sinks(section: Section, family: Family, kind: str) -> bool:

@@ -40,7 +40,13 @@ ENCODER_DECODER_ROWS: tuple[Family, ...] = (
     Family("blenderbot-small", **_BART, place="post", final_norm=False, embedding_norm=True),
     Family("mbart", **_BART, embedding_norm=True, position_offset=2),
     Family("pegasus", **{**_BART, "positions": "sinusoidal"}),
-    Family("marian", **{**_BART, "positions": "sinusoidal"}, place="post", final_norm=False),
+    Family(
+        "marian",
+        **{**_BART, "positions": "sinusoidal"},
+        place="post",
+        final_norm=False,
+        requires={"share_encoder_decoder_embeddings": True},
+    ),
     Family("m2m_100", **{**_BART, "positions": "sinusoidal"}, stored_positions=False),
     Family("blenderbot", **_BART),
     Family("whisper", **_BART, sizes=("num_mel_bins",)),
@@ -125,6 +131,7 @@ ENCODER_DECODER_ROWS: tuple[Family, ...] = (
     Family(
         "moonshine",
         kind="encoder-decoder",
+        o_bias=False,
         norm="layer",
         gated=True,
         mlp_bias=True,

@@ -128,7 +128,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family("hyperclovax", ignored=("use_post_norm",), place="sandwich"),
     Family("iquestcoder", windows="top", window_if="use_sliding_window"),
     Family("dots1", qk_norm="head", score_bias=True, mlp_bias=False, windows="top"),
-    Family("solar_open", score_bias=True, mlp_bias=False),
+    Family("solar_open", o_bias=False, score_bias=True, mlp_bias=False),
     Family("hy_v3", qk_norm="head", score_bias=True, mlp_bias=False),
     Family(
         "laguna",
@@ -138,7 +138,6 @@ LLAMA_ROWS: tuple[Family, ...] = (
             "moe_apply_router_weight_on_input",
             "moe_router_logit_softcapping",
         ),
-        **_NO_BIAS,
         mlp_bias=False,
         qk_norm="head",
         output_gate="head",
@@ -169,6 +168,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
         kv_bias="use_bias",
         o_bias="use_bias",
         mlp_bias="use_bias",
+        lm_head_bias="use_bias",
         score_bias=True,
     ),
     Family(
@@ -283,7 +283,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family(
         "minicpm3",
         ignored=("scale_depth", "dim_model_base"),
-        **_MLA,
+        **{**_MLA, "mlp_bias": "mlp_bias"},
         embedding_scale="key",
     ),
     Family("sarvam_mla", **_MLA, score_bias=True),

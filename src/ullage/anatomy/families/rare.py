@@ -39,7 +39,7 @@ RARE_ROWS: tuple[Family, ...] = (
         ),
     ),
     Family("cwm", **_NO_BIAS, mlp_bias=False),
-    Family("eurobert", kind="encoder"),
+    Family("eurobert", kind="encoder", lm_head_bias="mlp_bias"),
     Family("aria_text"),
     Family("apertus1p5_text", gated=False, activation="xielu", qk_norm="head", mlp_bias=False),
     Family(

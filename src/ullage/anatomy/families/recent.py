@@ -60,7 +60,6 @@ RECENT_ROWS: tuple[Family, ...] = (
         output_gate="head",
         output_gate_if="use_attention_gate",
         mlp_bias=False,
-        o_bias=False,
     ),
     Family(
         "muse_glimmer_text",

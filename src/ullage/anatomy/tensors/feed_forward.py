@@ -110,12 +110,16 @@ def shared_expert(w: Writer, ff: Experts) -> None:
     whole = w.naming.sequence_parallel
     if ff.gated and "s_gate_up" in paths:
         w.linear(
-            paths["s_gate_up"], 2 * width, hidden, "shared_gate_up", "column", sequence_whole=whole
-        )
+            paths["s_gate_up"], 2 * width, hidden, "shared_gate_up", "column", bias=ff.shared_bias,
+            sequence_whole=whole,
+        )  # fmt: skip
     else:
         if ff.gated:
-            w.linear(paths["s_gate"], width, hidden, "shared_gate", "column", sequence_whole=whole)
-        w.linear(paths["s_up"], width, hidden, "shared_up", "column", sequence_whole=whole)
-    w.linear(paths["s_down"], hidden, width, "shared_down", "row", sequence_whole=whole)
+            w.linear(paths["s_gate"], width, hidden, "shared_gate", "column", bias=ff.shared_bias,
+                     sequence_whole=whole)  # fmt: skip
+        w.linear(paths["s_up"], width, hidden, "shared_up", "column", bias=ff.shared_bias,
+                 sequence_whole=whole)  # fmt: skip
+    w.linear(paths["s_down"], hidden, width, "shared_down", "row", bias=ff.shared_bias,
+             sequence_whole=whole)  # fmt: skip
     if ff.shared_gate:
         w.linear(paths["shared_gate"], 1, hidden, "shared_router", "replicated")
