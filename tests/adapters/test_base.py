@@ -52,6 +52,8 @@ def test_a_trained_name_leads_to_the_base_module(base, trained, path, naming):
         ("mixtral", "model.layers.0.mlp.up_proj"),
         ("gpt2", ""),
         ("gpt2", "."),
+        ("llama", "model." * 300_000 + "layers.0.mlp.up_proj"),
+        ("llama", "0." * 300_000),
     ],
 )
 def test_what_the_base_does_not_have_is_not_found(base, trained):

@@ -99,7 +99,7 @@ def test_flags_reach_the_judge(place, capsys):
     code, said = document(capsys, [*wide, "--max-lora-rank", "64", "--max-loras", "3"])
     assert (code, said["verdict"]) == (0, "works")
     assert said["limits"] == {"--max-lora-rank": 64, "--max-loras": 3}
-    few = [*place(), "--lora-target-modules", "q_proj"]
+    few = [*place(), "--lora-target-modules", "q_proj,mlp.gate_proj"]
     assert document(capsys, few)[1]["verdict"] == "works"  # qkv_proj is one module
     assert document(capsys, [*place(), "--lora-target-modules", "o_proj"])[1]["matched"] == 0
 

@@ -20,6 +20,9 @@ ModuleKind = Literal[
     "linear", "embedding", "head", "conv1d", "expert", "fused_expert", "router", "convolution"
 ]
 
+MAX_PATH_CHARS = 1000
+"""No path of a real module is longer; what is, is looked up nowhere."""
+
 # Words that stand before a language model's own tree where it is a part of another model, or where
 # the whole was wrapped (transformers 4 and 5, trl's value heads).
 _ROOT_WORDS = frozenset(
@@ -43,8 +46,8 @@ class BaseModule:
     `fused_expert`: all `num_experts` in one parameter. `in_features` and `out_features` are of one
     matrix as the forward pass sees it, also where the checkpoint stores it turned round (`conv1d`).
     For an embedding they are (vocabulary, width). `groups` counts the heads that keys and values
-    are cut by, `grouped` are the rows of both in a fused matrix. `tied_to`: the module whose weight
-    this one uses.
+    are cut by, `grouped` are the rows of both in a fused matrix; `whole` is on every rank whole.
+    `tied_to`: the module whose weight this one uses.
     """
 
     path: str
@@ -56,6 +59,7 @@ class BaseModule:
     num_experts: int = 0
     groups: int = 0
     grouped: int = 0
+    whole: bool = False
     tied_to: str | None = None
 
 
@@ -106,6 +110,8 @@ class BaseTree:
         A path of another prefix is only taken when all of its prefix are words that wrap language
         models; a tower's `layers.0` never passes for the language model's.
         """
+        if len(module) > MAX_PATH_CHARS:
+            return None
         found = self._exact(module)
         if found is not None:
             return Match(found[0], "checkpoint", "", found[1])
@@ -220,7 +226,7 @@ def _module(tensor: TensorSpec) -> BaseModule | None:
         kind, rows, columns = "embedding", shape[1], shape[0]
     return BaseModule(
         tensor.module, kind, tensor.role, columns, rows, tensor.layer, experts, tensor.groups,
-        tensor.grouped,
+        tensor.grouped, tensor.shard == "replicated",
     )  # fmt: skip
 
 

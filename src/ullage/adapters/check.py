@@ -57,7 +57,9 @@ def check(
         version=answer.version,
         source=answer.source,
         limits=answer.limits,
-        notes=answer.notes,
+        notes=answer.notes
+        if answer.unsure is None
+        else (f"not known: {answer.unsure}", *answer.notes),
     )
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ullage.adapters.base import BaseModule, BaseTree, without_root
+from ullage.adapters.base import MAX_PATH_CHARS, BaseModule, BaseTree, without_root
 
 TABLES = {"0.32": "vllm_0_32.jsonl"}
 Pairs = tuple[tuple[str, str], ...]
@@ -147,6 +147,8 @@ class ServedTree:
 
     def find(self, name: str) -> tuple[ServedModule, int] | None:
         """The served module, and its part, for a renamed module name; None when there is none."""
+        if len(name) > MAX_PATH_CHARS:
+            return None
         for tried in (name, f"model.{name}" if self.pooling else name):
             found = self.visible.get(tried)
             if found is not None:

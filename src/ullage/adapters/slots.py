@@ -66,7 +66,8 @@ def _elements(
         return rank * (first.in_features + first.out_features)
     if kind == "MoERunner":
         return _experts(module, served, rank, tensor, sharded=sharded, mixed=mixed)
-    cut = tensor if kind not in ("ReplicatedLinear", "LinearBase") else 1
+    # Latent attention's way down is whole on every rank, whatever the kind of its module.
+    cut = 1 if first.whole or kind in ("ReplicatedLinear", "LinearBase") else tensor
     if kind == "RowParallelLinear":
         out = -(-first.out_features // cut) if sharded else first.out_features
         return rank * (-(-first.in_features // cut) + out)

@@ -13,6 +13,7 @@ from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule, Matri
 from ullage.adapters.base import BaseTree
 from ullage.adapters.effect import meant_scale
 from ullage.adapters.engines import release
+from ullage.adapters.peft_tree import record_of
 from ullage.adapters.served import (
     Architecture,
     ServedModule,
@@ -47,6 +48,10 @@ DEFAULT_MAX_LORA_RANK = 16
 DEFAULT_MAX_LORAS = 1
 # layers/logits_processor.py: the widest head that LoRA is built for.
 MAX_HEAD_ROWS = 258048
+# layers/column_parallel_linear.py: matrices of three parts and more have no fully sharded layer.
+_NEVER_SHARDED = "MergedColumnParallelLinearVariableSlice"
+# The class that models run by which vLLM has no class of its own for.
+_BY_LIBRARY = "TransformersForCausalLM"
 
 
 def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnswer:
@@ -71,7 +76,7 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         modules = _applied(counted, load, served, tree, options, limits[0])
     except Refused as refusal:
         message = str(refusal)
-        modules = tuple(_refused(module, message) for _, module in counted)
+        modules = tuple(_refused(module) for _, module in counted)
         return _answer(adapter, tree, options, limits, modules, message=message, cost=cost)
     return _answer(
         adapter, tree, options, limits, modules, cost=cost, supported=expected_names(served)
@@ -93,7 +98,7 @@ def _answer(
     return EngineAnswer(
         modules=modules,
         basis="verified" if version in VERIFIED and _asked(tree) else "source",
-        unsure=_unsure(adapter.config, options),
+        unsure=_unsure_base(tree) or _unsure(adapter.config, options),
         notes=_notes(options),
         source=SOURCE,
         version=version,
@@ -123,6 +128,18 @@ def _unsure(config: AdapterConfig, options: ServeOptions) -> str | None:
     if _release(options) < _release(ServeOptions()) and patterns:
         return f"whether vLLM {options.version} reads rank_pattern and alpha_pattern"
     return None
+
+
+def _unsure_base(tree: BaseTree) -> str | None:
+    """A base that only code of its own can run, which vLLM may or may not take (registry.py,
+    _try_resolve_transformers): not its own class, nor one of the transformers library."""
+    name = tree.spec.architecture
+    if _record(tree) is not None or any(record_of(n) for n in (name, _generating(name)) if n):
+        return None
+    return (
+        f"whether vLLM runs {name}, which is a class neither of vLLM {VERIFIED[-1]} nor of the "
+        "transformers library"
+    )
 
 
 def _notes(options: ServeOptions) -> tuple[str, ...]:
@@ -161,9 +178,11 @@ def _counted(adapter: Adapter) -> list[tuple[int, AdapterModule]]:
     ]
 
 
-def _refused(module: AdapterModule, message: str) -> ModuleVerdict:
+def _refused(module: AdapterModule) -> ModuleVerdict:
+    # The message may name every key: it stands once, in the answer.
+    detail = "the engine refuses the adapter"
     return ModuleVerdict(
-        key_of(module), module.module, None, meant_scale(module), None, State.REFUSED, message
+        key_of(module), module.module, None, meant_scale(module), None, State.REFUSED, detail
     )
 
 
@@ -185,7 +204,7 @@ def _architecture(tree: BaseTree) -> Architecture:
     # registry.py, _try_resolve_transformers: served with the library's own modules and names.
     return Architecture(
         name=tree.spec.architecture, built=False, supports_lora=True,
-        class_name="TransformersForCausalLM", embedding_modules=("embed_tokens", "lm_head"),
+        class_name=_BY_LIBRARY, embedding_modules=("embed_tokens", "lm_head"),
         skip_prefixes=(), is_3d=True, non_gated=False, tower_lora=False, packed={}, renames=None,
         language_model=None, connector=(), tower=(), supported=(), modules={}, aliases={},
     )  # fmt: skip
@@ -283,6 +302,8 @@ def _wrapped(module: ServedModule, served: ServedTree, options: ServeOptions) ->
         return f"adapters of the {part} need --enable-tower-connector-lora"
     if found.non_gated and module.path.endswith("mixer.gate"):
         return "the router of a mixture without gates takes no adapter"
+    if options.fully_sharded_loras and module.kind.wrapper == _NEVER_SHARDED:
+        return "no LoRA layer is written for its kind of module with --fully-sharded-loras"
     if module.kind.wrapper is None and module.kind.kind != "ParallelLMHead":
         return f"no LoRA layer is written for its kind of module ({module.kind.kind})"
     return None
@@ -292,10 +313,25 @@ def _kept(module: ServedModule, served: ServedTree, options: ServeOptions) -> st
     """Why a wrapped module is not used: the mixture that holds it too was wrapped before, so that
     its own name for it still means the module without LoRA (model_manager.py,
     _create_lora_modules sets the second name on the wrapper; seen on a running server)."""
+    if module.suffix == "kv_b_proj" and _absorbs(served.architecture):
+        return "latent attention keeps kv_b_proj as it was before an adapter's layer was put on"
     owner = served.second_owner(module.path)
     if owner is None or owner.kind.kind != "MoERunner" or _wrapped(owner, served, options):
         return None
     return "the mixture keeps its router as it was before the adapter's layer was put round it"
+
+
+def _absorbs(found: Architecture) -> bool:
+    """Whether the class runs latent attention with weights taken from kv_b_proj.
+
+    layers/attention/mla_attention.py: decoding multiplies by W_UK and W_UV, split off when the
+    weights were loaded, and prefill calls the module that `impl` was given; `impl` is no
+    nn.Module, so that no LoRA layer is put there. Where no model was built its class is one of
+    DeepSeek's kin; a model that runs through the transformers library absorbs nothing.
+    """
+    if not found.built:
+        return found.class_name != _BY_LIBRARY
+    return any(alias.endswith(".mla_attn.kv_b_proj") for alias in found.aliases)
 
 
 def _targeted(module: ServedModule, served: ServedTree, options: ServeOptions) -> bool:

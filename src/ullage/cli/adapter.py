@@ -111,7 +111,7 @@ def options_from(args: argparse.Namespace) -> ServeOptions:
         max_loras=args.max_loras,
         lora_target_modules=None
         if args.lora_target_modules is None
-        else tuple(args.lora_target_modules),
+        else tuple(part for text in args.lora_target_modules for part in text.split(",") if part),
         enable_tower_connector_lora=args.enable_tower_connector_lora,
         enable_mixed_moe_lora_format=args.enable_mixed_moe_lora_format,
         is_3d_lora_weight=args.is_3d_lora_weight,
