@@ -143,4 +143,6 @@ def test_fix_refuses_what_cannot_be_told(asked):
     assert "llama/unknown-all" in asked.refused
     assert "llama/layers-some-beyond" in asked.refused
     assert "llama/out-too-small" in asked.refused
+    for name in ("config-r-4", "config-r-64", "tensors-rank-16", "config-alpha-null", "diffusers"):
+        assert f"llama/{name}" in asked.refused
     assert "phi3/split-qkv-rank-8" in asked.refused  # side by side, the three have rank 24
