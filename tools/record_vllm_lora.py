@@ -36,6 +36,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {"first_k_dense_replace": 1}, "afmoe": {"score_func": "sigmoid"},
     "lfm2": {"block_dim": 2560, "block_ff_dim": 6656, "block_multiple_of": 256,
              "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0},
+    "gemma4_text": {"num_kv_shared_layers": 4},
+    "gemma4": {"text_config": {"num_kv_shared_layers": 4}, "vision_config": {}},
     "hunyuan_v1_dense": {"head_dim": 128}, "hunyuan_v1_moe": {"head_dim": 128},
 }  # fmt: skip
 KINDS = ("QKVParallelLinear", "MergedColumnParallelLinear", "ColumnParallelLinear",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -259,7 +259,7 @@ def _filled(pattern: str, path: str) -> str:
 
 def served_tree(tree: BaseTree, found: Architecture, *, pooling: bool) -> ServedTree:
     """The served modules of a base model, parts in the order of the packed module's slices."""
-    places = _Places(found)
+    places = _Places(found, tree.shared_kv)
     slots: dict[str, dict[str, BaseModule]] = {}
     for path, base in tree.modules.items():
         place = places.of(path, tree.tail(path), base)
@@ -281,8 +281,9 @@ class _Places:
     The second is for models whose loader renames in its own code, where no table says it.
     """
 
-    def __init__(self, found: Architecture) -> None:
+    def __init__(self, found: Architecture, shared_kv: Collection[int]) -> None:
         self.found = found
+        self.shared_kv = shared_kv
         self.parents = {
             child: parent
             for parent, children in found.packed.items()
@@ -299,6 +300,8 @@ class _Places:
         renames = self.found.renames
         name = renames.apply(path + ".weight").removesuffix(".weight") if renames else path
         served = self._served(name, base)
+        if base.layer in self.shared_kv and _pattern(name) in self.found.modules:
+            return name, name  # queries alone: nothing to pack them with
         if not self.found.built or _pattern(served) in self.found.modules:
             return served, name
         for short in (self._served(tail, base), *_other_places(tail, base)):

@@ -29,7 +29,8 @@ def slot_bytes(
     cuts B of column-parallel modules and A of row-parallel ones (and, with --fully-sharded-loras,
     the other half too). Embeddings are whole on every rank.
     """
-    dtype = options.lora_dtype or spec.dtype
+    # config/model.py, _resolve_auto_dtype: float32 checkpoints are served in 16 bits.
+    dtype = options.lora_dtype or {"float32": "bfloat16"}.get(spec.dtype, spec.dtype)
     width = _BYTES.get(dtype)
     if width is None:
         return None
