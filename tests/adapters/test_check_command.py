@@ -154,3 +154,15 @@ def test_a_check_imports_nothing_heavy(place, tmp_path):
         capture_output=True, text=True, check=True, env=dict(os.environ),
     )  # fmt: skip
     assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_revision_of_a_cached_base_is_compared(place, capsys, tmp_path):
+    arguments = place(replace(PLAIN, config={"revision": "0a1b2c3"}))
+    base = tmp_path / "models--o--n" / "snapshots"
+    for commit, state in (("0a1b2c3" + "0" * 33, "clear"), ("f" * 40, "fired")):
+        (base / commit).mkdir(parents=True)
+        (base / commit / "config.json").write_text(json.dumps(BASES["llama"]))
+        arguments[4] = str(base / commit)
+        said = document(capsys, arguments)[1]
+        found = next(f for f in said["findings"] if f["id"] == "L026")
+        assert found["state"] == state

@@ -144,13 +144,21 @@ def judged(args: argparse.Namespace) -> Judgement:
     adapter = read_adapter(Path(args.adapter))
     path, _ = located(args.base)
     return check(adapter, _known(load(path).anatomy, args.base), options_from(args),
-                 Base(name=args.base))  # fmt: skip
+                 Base(name=args.base, revision=_revision(args.base, path)))  # fmt: skip
 
 
 def base_spec(name: str) -> ModelSpec:
     """The base model that --base names. Raises BadUsage where its modules are not known."""
     path, _ = located(name)
     return _known(load(path).anatomy, name)
+
+
+def _revision(name: str, path: Path) -> str | None:
+    """The base's revision: asked for (ORG/NAME@revision), or the snapshot of a cache it lies in."""
+    for place in (path, path.parent):
+        if place.parent.name == "snapshots":
+            return place.name
+    return None if path == Path(name) else name.partition("@")[2] or None
 
 
 def _known(anatomy: Anatomy, name: str) -> ModelSpec:
