@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from ullage.adapters.adapter import Adapter, AdapterConfig
@@ -97,8 +98,9 @@ class Targets:
                 return True
         elif excluded and _ends_with(path, excluded):
             return True
-        parts = f".{path}."
-        return any(f".{name}." in parts for name in self.config.modules_to_save)
+        return bool(self.config.modules_to_save) and not _names(
+            self.config.modules_to_save
+        ).isdisjoint(_inside(path))
 
     def _layer_counts(self, path: str) -> bool:
         layers = self.config.layers_to_transform
@@ -235,8 +237,28 @@ def set_text(names: Iterable[str]) -> str:
     return "{" + ", ".join(repr(name) for name in sorted(names)) + "}"
 
 
-def _ends_with(path: str, names: Iterable[str]) -> bool:
-    return any(path == name or path.endswith(f".{name}") for name in names)
+def _ends_with(path: str, names: tuple[str, ...]) -> bool:
+    """Whether the path, or what follows one of its dots, is one of the names."""
+    known = _names(names)
+    start = 0
+    while path[start:] not in known:
+        start = path.find(".", start) + 1
+        if not start:
+            return False
+    return True
+
+
+def _inside(path: str) -> Iterator[str]:
+    """Every run of whole components of the path."""
+    parts = path.split(".")
+    for first in range(len(parts)):
+        for end in range(first + 1, len(parts) + 1):
+            yield ".".join(parts[first:end])
+
+
+@lru_cache(maxsize=8)
+def _names(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 def _matches(config: AdapterConfig, field: str, pattern: str, path: str) -> bool:
