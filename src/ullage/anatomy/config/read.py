@@ -187,8 +187,8 @@ def _check_row(found: Found) -> None:
         )
 
 
-# Words in keys that speak of a cache or a state; an unknown family that has one of them unread
-# cannot be priced, since nothing bounds what it keeps per token.
+# Words in keys that speak of a cache, a state or parts of their own: an unknown family that leaves
+# one of them unread cannot be priced, since nothing bounds what it keeps per token or stores.
 _HINTS = (
     "ssm",
     "mamba",
@@ -198,6 +198,8 @@ _HINTS = (
     "recurren",
     "lora_rank",
     "compress",
+    "codebook",
+    "shared_expert",
     "retention",
     "memory",
 )
@@ -230,7 +232,7 @@ def _refuse(text: Section) -> None:
                 f"{show(values[name])} in a configuration of an unknown kind",
                 file=text.reading.file,
                 field=key,
-                expected="a kind of model whose cache is understood",
+                expected="a kind of model whose parts are understood",
             )
 
 

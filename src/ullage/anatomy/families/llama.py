@@ -201,7 +201,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     ),
     Family(
         "mimo_v2_flash",
-        **_NO_BIAS,
+        o_bias=False,
         score_bias=True,
         mlp_bias=False,
         plan="hybrid_layer_pattern",
@@ -273,7 +273,11 @@ LLAMA_ROWS: tuple[Family, ...] = (
         "mimo", ignored=("use_mrope",), base="qwen2", **_QKV_BIAS, **_QWEN_WINDOW, mlp_bias=False
     ),
     # --- multi-head latent attention
-    Family("deepseek_v2", **_MLA, ignored=("lm_head", "rm_head", "use_mla")),
+    Family(
+        "deepseek_v2",
+        **{**_MLA, "mlp_bias": "mlp_bias"},
+        ignored=("lm_head", "rm_head", "use_mla"),
+    ),
     Family("deepseek_v3", **_MLA, score_bias=True),
     Family("deepseek_v32", **_MLA, score_bias=True),
     Family("glm_moe_dsa", **_MLA, score_bias=True),
@@ -307,7 +311,6 @@ LLAMA_ROWS: tuple[Family, ...] = (
         "deepseek_v4",
         mixer="compressed",
         **_NO_BIAS,
-        mlp_bias=False,
         plan="compress_ratios",
         score_bias=True,
         extra={"num_hash_layers": 3, "qk_rope_head_dim": 64},

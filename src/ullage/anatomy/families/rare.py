@@ -38,7 +38,7 @@ RARE_ROWS: tuple[Family, ...] = (
             "zero_expert_type",
         ),
     ),
-    Family("cwm", **_NO_BIAS, mlp_bias=False),
+    Family("cwm", **_NO_BIAS),
     Family("eurobert", kind="encoder", lm_head_bias="mlp_bias"),
     Family("aria_text"),
     Family("apertus1p5_text", gated=False, activation="xielu", qk_norm="head", mlp_bias=False),

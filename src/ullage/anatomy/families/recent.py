@@ -52,6 +52,7 @@ RECENT_ROWS: tuple[Family, ...] = (
         experts_if="is_moe",
         requires={"is_moe": False},
         ignored=("hidden_dropout", "keep_window_size"),
+        maybe_sizes=("attention_bias",),
     ),
     Family(
         "lfm3",
@@ -147,8 +148,6 @@ RECENT_ROWS: tuple[Family, ...] = (
     Family(
         "unlimited_ocr",
         base="unlimited_ocr_text",
-        **_NO_BIAS,
-        mlp_bias=False,
         ignored=("sliding_window",),
     ),
     Family(
@@ -312,7 +311,7 @@ RECENT_ROWS: tuple[Family, ...] = (
         output_gate="element",
         plan="two_stacks",
         loop="cycles",
-        maybe_sizes=("num_layers_per_stack",),
+        maybe_sizes=("attention_bias", "num_layers_per_stack"),
         ignored=("L_bp_cycles", "embedding_scale", "prefix_lm"),
     ),
     Family(

@@ -53,6 +53,7 @@ RECENT_NAMES: dict[str, Row] = {
             _vector("layer", "post_attention_residual"),
             _vector("attention", "self_attn.A", "kv_heads"),
             _matrix("attention", "self_attn.dt_proj", "kv_heads", "K"),
+            Extra("attention", "self_attn.dt_proj.bias", ("attention_bias*kv_heads",), "bias"),
         )
     ),
     "lfm3": Row(
@@ -604,7 +605,10 @@ RECENT_NAMES: dict[str, Row] = {
             ("model.L_module.layers.{i}", "num_layers_per_stack"),
             ("model.H_module.layers.{i}", "num_layers_per_stack"),
         ),
-        extras=(_vector("model", "{root}.z_L_init"),),
+        extras=(
+            _vector("model", "{root}.z_L_init"),
+            Extra("attention", "self_attn.gate_proj.bias", ("attention_bias*Q",), "bias"),
+        ),
     ),
     "zamba": Row(
         paths={

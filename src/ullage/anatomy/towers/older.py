@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ullage.anatomy.config.keys import Section
-from ullage.anatomy.towers.sizes import MAX_DEPTH, MAX_WIDTH, TowerSize, Vit, linear
+from ullage.anatomy.towers.sizes import (
+    MAX_DEPTH,
+    MAX_WIDTH,
+    PROJECTORS,
+    VITS,
+    TowerSize,
+    Vit,
+    linear,
+    vit_size,
+)
 
 OLDER_VITS: dict[str, Vit] = {
     "blip_vision_model": Vit(class_token=True, positions=1),
@@ -69,10 +78,18 @@ def _parakeet(section: Section, _: int) -> TowerSize:
     return TowerSize(depth, hidden, heads, width, total + depth * layer)
 
 
+def _images_and_videos(section: Section, _: int) -> TowerSize:
+    """Video-LLaVA: one tower for images and another for videos, from one description."""
+    one = vit_size(section, VITS["clip_vision_model"])
+    layers, parameters = 2 * one.num_layers, 2 * one.parameters
+    return TowerSize(layers, one.hidden_size, one.num_heads, one.intermediate, parameters)
+
+
 OLDER_ENCODERS: dict[str, Callable[[Section, int], TowerSize]] = {
     "pix2struct_vision_model": _flexible_patches,
     "kosmos_2_5_vision_model": _flexible_patches,
     "parakeet_encoder": _parakeet,
+    "video_llava clip_vision_model": _images_and_videos,
 }
 
 
@@ -105,4 +122,5 @@ OLDER_PROJECTORS: dict[str, Callable[[Section, int, int], int]] = {
     "git": _git,
     "kosmos-2": _kosmos,
     "kosmos-2.5": _kosmos,
+    "video_llava": PROJECTORS["llava"],
 }
