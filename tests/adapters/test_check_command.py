@@ -166,3 +166,15 @@ def test_the_revision_of_a_cached_base_is_compared(place, capsys, tmp_path):
         said = document(capsys, arguments)[1]
         found = next(f for f in said["findings"] if f["id"] == "L026")
         assert found["state"] == state
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "peft", "ullage"])
+def test_a_base_that_names_no_dtype_costs_the_bytes_only(engine, place, capsys, tmp_path):
+    arguments = place()
+    unsaid = {key: value for key, value in BASES["llama"].items() if key != "torch_dtype"}
+    (tmp_path / "base.json").write_text(json.dumps(unsaid))
+    code, said = document(capsys, [*arguments, "--engine", engine])
+    assert (code, said["verdict"]) == (0, "works")
+    assert not [f for f in said["findings"] if f["state"] == "fired"]
+    if engine == "vllm":
+        assert said["slot_bytes"] is None

@@ -12,13 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from ullage.adapters.base import MAX_PATH_CHARS, BaseModule, BaseTree, without_root
 
 TABLES = {"0.32": "vllm_0_32.jsonl"}
 Pairs = tuple[tuple[str, str], ...]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,18 +229,18 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(str(v) for v in value) if isinstance(value, list | tuple) else ()
 
 
-def _renames(mapper: dict[str, list[object]]) -> Renames:
+def _renames(mapper: Mapping[str, Any]) -> Renames:
     renaming = [
-        (re.compile(str(source)), str(target))
-        for sources, targets in mapper["renaming"]  # type: ignore[misc, has-type]
-        for source, target in zip(sources, targets, strict=False)  # type: ignore[has-type]
+        (re.compile(source), str(target))
+        for sources, targets in mapper["renaming"]
+        for source, target in zip(sources, targets, strict=False)
     ]
     return Renames(
         tuple(renaming),
-        tuple((re.compile(a), b) for a, b in mapper["regex"]),  # type: ignore[misc, has-type]
-        tuple((str(a), str(b)) for a, b in mapper["substr"]),  # type: ignore[misc, has-type]
-        tuple((str(a), str(b)) for a, b in mapper["prefix"]),  # type: ignore[misc, has-type]
-        tuple((str(a), str(b)) for a, b in mapper["suffix"]),  # type: ignore[misc, has-type]
+        tuple((re.compile(old), str(new)) for old, new in mapper["regex"]),
+        tuple((str(old), str(new)) for old, new in mapper["substr"]),
+        tuple((str(old), str(new)) for old, new in mapper["prefix"]),
+        tuple((str(old), str(new)) for old, new in mapper["suffix"]),
     )
 
 

@@ -171,8 +171,11 @@ def _known(anatomy: Anatomy, name: str) -> ModelSpec:
         raise BadUsage(
             f"not understood: {unknown}", file=name, expected="a base model whose modules are known"
         )
-    # A dtype that is not known gives no bytes per slot, instead of a guess.
-    return spec if low.dtype == high.dtype else replace(spec, dtype="unknown")
+    if low.dtype == high.dtype:
+        return spec
+    # A dtype that is not said gives no bytes per slot instead of a guess, and decides nothing else.
+    rest = tuple(unknown for unknown in spec.unknowns if unknown.field != "dtype")
+    return replace(spec, dtype="unknown", unknowns=rest)
 
 
 def document(adapter: str, base: str, judgement: Judgement) -> dict[str, object]:
