@@ -190,8 +190,13 @@ def _write(
             return Fixed(str(save), changes, judgement, notes)
         reason = answer.message or next((m.detail for m in answer.modules if m.detail), verdict)
         # The checkpoint's own names come first, and what is said of them is the clearest.
-        best = best or reason.replace(str(staged.absolute()), str(save))
+        best = best or _without(reason, staged, save)
     raise FixRefused(f"no way of writing it works on {options.engine}: {best}", file=adapter.path)
+
+
+def _without(reason: str, staged: Path, save: Path) -> str:
+    """What is said of the staged directory, said of the one that was asked for."""
+    return reason.replace(str(staged.absolute()), str(save)).replace(str(staged), str(save))
 
 
 # --- drafts --------------------------------------------------------------------------------------

@@ -5,35 +5,20 @@ Holds names, layers, roles and rows. Nothing is read from tensors; what cannot b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ullage.adapters.adapter import AdapterModule, Matrix
 from ullage.adapters.base import BaseModule, BaseTree
 from ullage.adapters.pairs import NewPair, joined_pair, split_pair, whole_pair
+from ullage.adapters.parts import FUSED, ROLES, layer_and_leaf
 from ullage.anatomy.spec import Attention
 from ullage.errors import BadInput
 
 Ranges = tuple[tuple[int, int], ...]
 
-# What the leaf of a path is in a layer, as the writers call it: Hugging Face's Llama names,
-# Megatron-Core's (transformer/attention.py, mlp.py) and those of its canonical LoRA.
-_ROLES = {
-    "q_proj": "q", "k_proj": "k", "v_proj": "v", "gate_proj": "gate", "up_proj": "up",
-    "linear_q": "q", "linear_k": "k", "linear_v": "v", "linear_proj": "o",
-    "linear_fc1_gate": "gate", "linear_fc1_up": "up", "linear_fc2": "down",
-}  # fmt: skip
-# Fused leaves whose rows are known: the roles of their parts, one after another.
-_FUSED = {
-    "qkv_proj": ("q", "k", "v"),
-    "gate_up_proj": ("gate", "up"),
-    "linear_fc1": ("gate", "up"),
-    "linear_qkv": ("q", "k", "v"),
-}
 # Megatron-Core keeps Q, K and V of each group of query heads together.
 _BY_GROUP = ("linear_qkv",)
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,6})\.")
 
 
 class FixRefused(BadInput):
@@ -143,14 +128,14 @@ def _fits(module: AdapterModule, base: BaseModule) -> bool:
 
 def _split(module: AdapterModule, tree: BaseTree) -> Iterator[Placed]:
     """The parts of a module that was trained fused and is apart in the base; none: it is not so."""
-    layer, leaf = _layer_and_leaf(module.module)
-    if leaf in _ROLES and layer is not None:
-        base = _by_role(tree, layer, _ROLES[leaf])
+    layer, leaf = layer_and_leaf(module.module)
+    if leaf in ROLES and layer is not None:
+        base = _by_role(tree, layer, ROLES[leaf])
         if base is not None and _fits(module, base):
             layout = ("lora_A.weight", "lora_B.weight")
             yield Placed(whole_pair(module, base.path, layout), None)
         return
-    roles = _FUSED.get(leaf)
+    roles = FUSED.get(leaf)
     if roles is None or layer is None:
         return
     bases = [_by_role(tree, layer, role) for role in roles]
@@ -189,11 +174,11 @@ def _rows_by_group(sizes: list[int], groups: int) -> list[Ranges] | None:
 
 def _part(module: AdapterModule, tree: BaseTree) -> tuple[BaseModule, NewPair, int] | None:
     """The fused module of the base that this one is a part of, and the first of its rows there."""
-    layer, leaf = _layer_and_leaf(module.module)
-    role = _ROLES.get(leaf)
+    layer, leaf = layer_and_leaf(module.module)
+    role = ROLES.get(leaf)
     if role is None or layer is None:
         return None
-    for fused_leaf, roles in _FUSED.items():
+    for fused_leaf, roles in FUSED.items():
         if role not in roles or fused_leaf in _BY_GROUP:
             continue
         base = _by_role(tree, layer, "".join(roles) if len(roles) == 3 else "_".join(roles))
@@ -229,17 +214,13 @@ def _by_role(tree: BaseTree, layer: int, role: str) -> BaseModule | None:
     return found[0] if len(found) == 1 else None
 
 
-def _layer_and_leaf(path: str) -> tuple[int | None, str]:
-    match = _LAYER.search(path)
-    return (None if match is None else int(match[1])), path.rpartition(".")[2]
-
-
 def _lost(module: AdapterModule, tree: BaseTree, file: str) -> FixRefused:
     match = tree.find(module.module)
     if match is None:
+        tower = " (its towers' names are not known here)" if tree.spec.towers else ""
         return FixRefused(
-            "names no module of this base model", file=file, field=module.module,
-            expected=f"a module like {next(iter(tree.modules))!r}",
+            f"names no module of this base model's language model{tower}", file=file,
+            field=module.module, expected=f"a module like {_example(tree)!r}",
         )  # fmt: skip
     base = match.module
     return FixRefused(
@@ -247,6 +228,14 @@ def _lost(module: AdapterModule, tree: BaseTree, file: str) -> FixRefused:
         file=file,
         field=module.module,
         expected=f"{base.in_features} → {base.out_features}, as {base.path} has it",
+    )
+
+
+def _example(tree: BaseTree) -> str:
+    """A module that adapters usually change: the first of a layer."""
+    return next(
+        (path for path, base in tree.modules.items() if base.layer is not None),
+        next(iter(tree.modules)),
     )
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from ullage.adapters.adapter import Adapter, AdapterModule, Matrix
 from ullage.adapters.base import BaseTree, Match
+from ullage.adapters.parts import FUSED, ROLES, layer_and_leaf
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State, Verdict
 from ullage.findings.answer import Answer, Clear
 from ullage.findings.finding import Evidence, Severity
+
+MERGE = "Merge it into the base with PEFT (merge_and_unload) and serve the merged model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +51,38 @@ class Seen:
             f"--engine {self.options.engine} --save DIR"
         )
 
+    def rewrite(self, lead: str) -> str:
+        """`lead` and the command that rewrites the adapter, or what to do where none can."""
+        return self._beyond_rewriting() or f"{lead}: {self.fix}."
+
+    def _beyond_rewriting(self) -> str | None:
+        """What `fix.py` refuses for certain: more than B·A, or modules that are in no layer."""
+        config = self.adapter.config
+        if config.peft_type != "LORA" or config.use_dora or config.lora_bias or config.variants:
+            return MERGE
+        lost = [m.module for m, match in self.matches if match is None and not _placeable(m)]
+        if not lost:
+            return None
+        if not self.tree.spec.towers:
+            return (
+                f"Use the base model that it was trained on: no name leads from {some(lost, 1)} "
+                "to a module of this one."
+            )
+        return (
+            f"Train the language model alone, or merge the adapter into the base with PEFT "
+            f"(merge_and_unload) and serve the merged model: names of towers ({some(lost, 1)}) "
+            "cannot be rewritten."
+        )
+
     def of(self, state: State) -> list[ModuleVerdict]:
         """The engine's verdicts of one state."""
         return [module for module in self.answer.modules if module.state is state]
+
+
+def _placeable(module: AdapterModule) -> bool:
+    """Whether the last name alone may say where it belongs, or it is not to be placed at all."""
+    layer, leaf = layer_and_leaf(module.module)
+    return module.a is None or (layer is not None and (leaf in ROLES or leaf in FUSED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,10 @@ def _foreign(seen: Seen) -> Answer:
         return clear("modules that the base has", len(known), "header")
     return Fired(
         cause=f"{len(strange):,} modules of the adapter are none of the base's: {some(strange)}.",
-        remedy="Use the base model that the adapter was trained on, or remove what its framework "
-        f"put before the names: {seen.fix}.",
+        remedy=seen.rewrite(
+            "Use the base model that the adapter was trained on, or remove what its framework put "
+            "before the names"
+        ),
         evidence=(
             told("modules that the base lacks", len(strange), "header"),
             told("modules that the base has", len(known), "header"),

@@ -6,7 +6,9 @@ module.
 
 from __future__ import annotations
 
-from ullage.adapters.rule import Rule, Seen, clear, some, told
+from collections.abc import Sequence
+
+from ullage.adapters.rule import MERGE, Rule, Seen, clear, some, told
 from ullage.adapters.verdict import State
 from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable
 from ullage.findings.finding import Severity
@@ -28,7 +30,7 @@ def _unmapped(seen: Seen) -> Answer:
     return Fired(
         cause=f"{_engine(seen)} drops {len(lost):,} of {total:,} modules without a word: their "
         f"names lead to no module that it serves ({some([m.key for m in lost], 2)}).",
-        remedy=f"Rewrite the names: {seen.fix}.",
+        remedy=seen.rewrite("Rewrite the names"),
         evidence=(
             told("unmapped modules", len(lost), "engine"),
             told("modules", total, "header"),
@@ -54,7 +56,7 @@ def _no_effect(seen: Seen) -> Answer:
         cause=f"Requests with this adapter are answered by the base model alone: {why}. "
         f"{_engine(seen)} loads it and says nothing.",
         remedy="Do not deploy it. "
-        + (f"If only its names are wrong: {seen.fix}." if unmapped else "Look at what it lacks."),
+        + (seen.rewrite("If only its names are wrong") if unmapped else "Look at what it lacks."),
         evidence=(told("modules applied", 0, "engine"), told("modules", total, "header")),
     )
 
@@ -106,10 +108,21 @@ def _left_out(seen: Seen) -> Answer:
     return Fired(
         cause=f"{_engine(seen)} leaves {len(out):,} of {len(seen.answer.modules):,} modules out in "
         f"silence: {'; '.join(details[:2])}.",
-        remedy="Start the engine so that it takes them (for a tower: "
-        "--enable-tower-connector-lora; see --lora-target-modules), or train without them.",
+        remedy=_admitted(details),
         evidence=(told("modules left out", len(out), "engine"),),
     )
+
+
+def _admitted(details: Sequence[str]) -> str:
+    """What makes the engine take what it leaves out, where something does."""
+    merge = "train without them, or merge the adapter with PEFT (merge_and_unload) and serve that."
+    flags = ("--enable-tower-connector-lora", "--lora-target-modules")
+    needed = [flag for flag in flags if any(flag in detail for detail in details)]
+    if needed:
+        return f"Start the engine so that it takes them ({' and '.join(needed)}), or {merge}"
+    if any("target_modules of adapter_config.json" in detail for detail in details):
+        return f"Name them in target_modules of adapter_config.json, or {merge}"
+    return merge[0].upper() + merge[1:]
 
 
 def _padded(seen: Seen) -> Answer:
@@ -188,19 +201,21 @@ def _refusal(seen: Seen) -> Answer:
     advice = next((advice for part, advice in _ADVICE if part in message), "")
     return Fired(
         cause=f"{_engine(seen)} refuses the adapter: {shown.rstrip('.')}.",
-        remedy=(advice or "Rewrite it to what the engine reads: {fix}.").replace("{fix}", seen.fix),
+        remedy=advice.replace("{fix}", seen.fix) or seen.rewrite(_IF_IT_CAN),
         evidence=(told("refused", True, "engine"),),
     )
 
 
-_MERGE = "Merge it into the base with PEFT (merge_and_unload) and serve the merged model."
+_IF_IT_CAN = "Rewrite it to what the engine reads, which is refused where it cannot be done"
 # A part of what engines print → what to do about it.
 _ADVICE = (
-    ("does not support LoRA", _MERGE),
-    ("does not yet support DoRA", _MERGE),
-    ("does not support LoRA bias", _MERGE),
-    ("bias is not supported", _MERGE),
-    ("Missing required configuration fields", _MERGE),
+    ("does not support LoRA", MERGE),
+    ("DoRA", MERGE),
+    ("not run by the embedded engine", "Serve it with an engine that runs this base, or see what "
+     "`ullage adapter check --engine vllm` says."),
+    ("does not support LoRA bias", MERGE),
+    ("bias is not supported", MERGE),
+    ("Missing required configuration fields", MERGE),
     ("modules_to_save", "Serve a base that holds the saved modules, or train them with LoRA."),
     ("init_lora_weights", "Convert it with PEFT's path_initial_model_for_weight_conversion."),
     ("max_lora_rank", "Start the engine with a higher --max-lora-rank."),

@@ -315,6 +315,9 @@ def _kept(module: ServedModule, served: ServedTree, options: ServeOptions) -> st
     _create_lora_modules sets the second name on the wrapper; seen on a running server)."""
     if module.suffix == "kv_b_proj" and _absorbs(served.architecture):
         return "latent attention keeps kv_b_proj as it was before an adapter's layer was put on"
+    if module.suffix == "conv1d":
+        # layers/mamba/: causal_conv1d is given conv1d.weight.
+        return "the mixer reads the weight of conv1d and never calls it"
     owner = served.second_owner(module.path)
     if owner is None or owner.kind.kind != "MoERunner" or _wrapped(owner, served, options):
         return None
@@ -432,6 +435,8 @@ def _put(
         lacking = "A" if pair.a is None else "B"
         detail = f"its {lacking} matrix is missing, so that the slot stays empty"
         return _verdict(key, module, where.path, State.IGNORED, detail)
+    if 0 in (*pair.a.shape, *pair.b.shape):
+        return _verdict(key, module, where.path, State.IGNORED, "its matrices hold no values")
     base = where.parts[part].base
     if base is not None:
         experts = (
