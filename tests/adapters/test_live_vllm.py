@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -31,6 +32,10 @@ RECORDS = {
 MODELS = sorted({record["model"] for record in RECORDS.values()})
 
 
+DRAWS = 60
+DEFAULT_SEED = 62_786
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Recipe name → what was asked and what the server did; `refused`: why fix would not."""
@@ -48,7 +53,7 @@ class Asked:
 def asked(tmp_path_factory) -> Asked:
     """Everything in one go: a launcher, then one server for each model and its flags."""
     import torch
-    from live import fixing, outcomes, recipes
+    from live import draws, fixing, outcomes, recipes
     from live.server import launcher
 
     home = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
@@ -58,13 +63,20 @@ def asked(tmp_path_factory) -> Asked:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("live")
-    made = outcomes.make(recipes.TABLE, folder)
+    made = outcomes.make([*recipes.TABLE, *(draws.draw(n) for n in _numbers())], folder)
     written, refused = fixing.fixed(made, folder / "fixed")
     both = sorted([*made, *written], key=lambda one: (one.recipe.model, one.recipe.flags))
     with launcher(python) as servers:
         said = {one.recipe.name: (one, outcome) for one, outcome in outcomes.ask(servers, both)}
     torch.set_num_threads(threads)
     return Asked(said, refused)
+
+
+def _numbers() -> range:
+    """Which adapters are drawn: always the same ones, or from ULLAGE_VLLM_SEED on (`random`)."""
+    asked = os.environ.get("ULLAGE_VLLM_SEED") or str(DEFAULT_SEED)
+    first = random.SystemRandom().randrange(10**6) if asked == "random" else int(asked)
+    return range(first, first + DRAWS)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,13 +93,13 @@ def test_the_server_does_what_was_recorded(asked, model):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_verdict_is_what_the_server_did(asked, model):
     from live.verdicts import disagreement
-    from test_outcomes import TOLD_OTHERWISE
+    from test_outcomes import NOT_YET, TOLD_OTHERWISE
 
     from ullage.anatomy import load
 
     wrong, asked_about = [], 0
     for name, made, outcome in asked.of(model):
-        if name in TOLD_OTHERWISE or name not in RECORDS:
+        if name in (*TOLD_OTHERWISE, *NOT_YET) or name.endswith("@fixed"):
             continue
         recipe = made.recipe
         record = {

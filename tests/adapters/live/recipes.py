@@ -312,6 +312,17 @@ def _without(*unwanted: str) -> Callable[[str], str | None]:
     return lambda key: None if any(w in key for w in unwanted) else key
 
 
+def _astray(missing: str) -> Callable[[str], str | None]:
+    """The first layer under a name that is not served, and one of its matrices missing."""
+
+    def change(key: str) -> str | None:
+        if ".layers.0." not in key:
+            return key
+        return None if missing in key else key.replace(".layers.0.", ".blocks.0.")
+
+    return change
+
+
 def _beyond(tensors: dict[str, Any], first: int) -> dict[str, Any]:
     """Layers counted from `first`, as an adapter of a deeper model would have."""
     pattern = re.compile(r"(?<=\.layers\.)\d+")
@@ -573,6 +584,9 @@ LLAMA: dict[str, Make] = {
     "missing-a-down": renamed(
         lambda k: None if "layers.0.mlp.down_proj.lora_A" in k else k, ["down_proj"]
     ),
+    "missing-a-unmapped-first": renamed(_astray(".q_proj.lora_A")),
+    "missing-a-unmapped-later": renamed(_astray(".v_proj.lora_A")),
+    "missing-b-unmapped": renamed(_astray(".v_proj.lora_B")),
     "missing-b-all": renamed(_without("lora_B")),
     "missing-a-all": renamed(_without("lora_A")),
     "empty": renamed(lambda k: None),
