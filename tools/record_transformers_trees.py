@@ -8,7 +8,7 @@ Models are built on the meta device from the library's default configurations. O
 line, in the order of the classes' names: `modules` maps path patterns (numbers as {i}) to
 `linear`, `conv1d`, `embedding`, `plain CLASS` (one that PEFT has no layer for) or a list of stacked
 experts' parameters; `renames` and `merges` are how the library turns older keys into this tree;
-`moe` names PEFT's own table of older targets of experts.
+`moe` names PEFT's own table of older targets of experts, `targets` are PEFT's defaults.
 """
 
 from __future__ import annotations
@@ -78,11 +78,13 @@ def _tree(kind: Any) -> dict[str, Any]:
             entry, WeightRenaming
         ):
             renames.append([entry.compiled_sources.pattern, list(entry.target_patterns), scope])
-        elif entry.target_patterns[0].endswith(("gate_up_proj", "down_proj")):
+        elif entry.target_patterns[0].endswith(("gate_up_proj", "down_proj")) and all(
+            "*" in source for source in entry.source_patterns
+        ):
             merges.append([list(entry.source_patterns), entry.target_patterns[0], scope])
     return {
         "converted": converted, "moe": _moe(config.model_type) if converted else None,
-        "prefix": model.base_model_prefix, "renames": renames, "merges": merges,
+        "targets": _targets(config.model_type), "renames": renames, "merges": merges,
         "output": _output(model), "modules": _modules(model),
     }  # fmt: skip
 
@@ -92,6 +94,13 @@ def _moe(model_type: str) -> str | None:
 
     base = peft._MODEL_TO_CONVERSION_PATTERN.get(model_type)
     return base if base in peft._MOE_TARGET_MODULE_MAPPING else None
+
+
+def _targets(model_type: str) -> list[str]:
+    """What PEFT targets where a configuration names nothing."""
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
+
+    return list(KNOWN.get(model_type, ()))
 
 
 def _output(model: Any) -> str | None:

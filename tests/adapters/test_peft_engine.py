@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from cases import ALL, BASES, Case, names, pairs, write
+from live import headers
 from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
 from ullage.adapters.check import check
@@ -21,7 +22,9 @@ from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy import load, read_config
 from ullage.anatomy.spec import ModelSpec
+from ullage.errors import BadInput
 
+USED = (State.APPLIED, State.WRONG_SCALE, State.SHAPE_MISMATCH, State.ALTERED)
 IDS = torch.tensor([[3, 9, 27, 81, 5, 15, 45]])
 OPTIONS = ServeOptions(engine="peft")
 # Each verdict has to come up, or the comparison would show nothing.
@@ -45,7 +48,7 @@ def loaded(base: Any, path: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(7)
-        return peft.PeftModel.from_pretrained(base, path).eval()
+        return peft.PeftModel.from_pretrained(base, str(path)).eval()
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -89,7 +92,7 @@ def agree(judged: Judgement, loads: set[str]) -> None:
         target = re.sub(r"(\.experts)\.(gate_up|down)_proj$", r"\1.", module.target)
         prefix = f"base_model.model.{target}" if target else ""
         found = [name for name in loads if name.startswith(prefix)]
-        assert bool(found) == (module.state in (State.APPLIED, State.WRONG_SCALE)), module
+        assert bool(found) == (module.state in USED), module
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,13 +120,17 @@ def test_the_verdict_is_what_peft_does(name: str, tmp_path: Path) -> None:
 
 
 def of_library(base: str) -> Any:
-    """The case's base model as the library builds it, with fixed random weights."""
-    config = dict(BASES[base])
+    """The case's base model as the library builds it."""
+    return built(BASES[base])
+
+
+def built(given: Any) -> Any:
+    """A model of the configuration, with fixed random weights."""
+    config = {key: value for key, value in given.items() if key not in ("torch_dtype", "dtype")}
     name = config.pop("architectures")[0]
-    config.pop("torch_dtype", None)
     if "text_config" in config:
         config["text_config"] = {k: v for k, v in config["text_config"].items()
-                                 if k != "torch_dtype"}  # fmt: skip
+                                 if k not in ("torch_dtype", "dtype")}  # fmt: skip
     for part in (config, config.get("text_config", {})):
         part.setdefault("pad_token_id", 0)
     torch.manual_seed(0)
@@ -175,6 +182,19 @@ OLDER: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]], str]] = 
     "a router that is no parameter's target": (
         "gpt-oss", {"target_modules": ["router"]}, pairs(names("mlp.router"),
                                                          sides={"router": (64, 4)}), "rejected"),
+    "a path that its own prefix completes": ("llava", {}, pairs(
+        names("self_attn.q_proj", "self_attn.v_proj", tree="language_model.layers.{i}.")
+    ), "no_effect"),
+    "no targets named": ("llama", {"target_modules": None}, pairs(QV), "works"),
+    "names without their ending": ("llama", {}, pairs(QV, leaf=".lora_{}"), "no_effect"),
+    "no alpha": ("llama", {"lora_alpha": None}, pairs(QV), "rejected"),
+    "no rank": ("llama", {"r": None}, pairs(QV), "rejected"),
+    "stacked experts by their older path": ("mixtral", {
+        "target_modules": [], "target_parameters": [
+            "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}, {
+        f"base_model.model.model.layers.{i}.block_sparse_moe.experts.{inner}lora_{m}.weight": shape
+        for i in range(2) for inner, sides in (("base_layer.", (64, 256)), ("", (128, 64)))
+        for m, shape in (("A", (32, sides[0])), ("B", (sides[1], 32)))}, "works"),
     "a head": ("llama", {"target_modules": ["lm_head", "q_proj", "v_proj"]},
                pairs(["lm_head", *QV]), "works"),
     "all-linear leaves the head": ("llama", {"target_modules": "all-linear"},
@@ -226,3 +246,36 @@ def as_peft_does(case: Case, folder: Path) -> Judgement:
     assert bool(loads) == (judged.verdict in ("works", "partial"))
     agree(judged, loads)
     return judged
+
+
+LIVE = Path(__file__).with_name("live")
+ASKED = [json.loads(line) for line in (LIVE / "outcomes.jsonl").read_text().splitlines()]
+# Values that are zero (told by a rule alone), a scale of zero, a file without tensors, and methods
+# that want packages or settings of their own.
+APART = ("zero-b", "zero-b-one", "config-alpha-0", "empty", "config-loftq", "config-bdlora")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", ASKED, ids=lambda record: record["name"])
+def test_adapters_that_were_asked_of_the_server(record: dict[str, Any], tmp_path: Path) -> None:
+    """The adapters of the running server's record, here by PEFT."""
+    if record["name"].partition("/")[2] in APART:
+        pytest.skip("judged apart")
+    config = json.loads((LIVE / "bases.json").read_text())[record["model"]]
+    headers.write(record["files"], tmp_path / "adapter")
+    path = tmp_path / "adapter"
+    spec = read_config(json.loads(json.dumps(config)), file="base").spec
+    try:
+        judged = check(read_adapter(path), spec, OPTIONS)
+    except BadInput:
+        judged = None
+    try:
+        model = loaded(built(config), path)
+    except Exception as error:
+        assert judged is None or judged.verdict == "rejected", error
+        assert judged is None or same_words(judged.message or "", str(error))
+        return
+    assert judged is not None
+    loads = changed(model, built(config), path)
+    assert bool(loads) == (judged.verdict in ("works", "partial"))
+    agree(judged, loads)

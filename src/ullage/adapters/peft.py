@@ -7,6 +7,7 @@ configuration targets is `peft_targets.py`; the module tree is `peft_tree.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ullage.adapters.adapter import Adapter, AdapterKey, AdapterModule, AdapterT
 from ullage.adapters.base import BaseModule, BaseTree
 from ullage.adapters.effect import meant_scale
 from ullage.adapters.peft_targets import Refused, Targets, targets_of
-from ullage.adapters.peft_tree import TrainedTree, trained_tree
+from ullage.adapters.peft_tree import Place, TrainedTree, trained_tree
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
 
 SOURCE = (
@@ -70,6 +71,7 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         source=SOURCE,
         version=options.version or VERSION,
         message=message,
+        unsure="whether its block-diagonal patterns match" if adapter.config.use_bdlora else None,
         slot_bytes=None,
         notes=notes,
     )
@@ -89,9 +91,25 @@ def _find_files(adapter: Adapter) -> None:
             "Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
             f"'{folder}'. Use `repo_type` argument if needed."
         )
-    rank = raw.get("r", 8)
-    if adapter.config.peft_type == "LORA" and isinstance(rank, int) and rank <= 0:
+    if adapter.config.peft_type == "LORA":
+        _require_numbers(raw)
+        if str(adapter.config.init_lora_weights).lower() == "corda":
+            raise Refused("`eigens` attribute not found for layer, please run `preprocess_corda`")
+    if adapter.config.peft_type == "ADALORA" and not raw.get("total_step"):
+        raise Refused("AdaLoRA does not work when `total_step` is None, supply a value > 0.")
+
+
+def _require_numbers(raw: Mapping[str, object]) -> None:
+    """tuners/lora/layer.py, update_layer."""
+    rank, alpha = raw.get("r", 8), raw.get("lora_alpha", 8)
+    if not isinstance(rank, int | float):
+        kind = type(rank).__name__
+        raise Refused(f"'<=' not supported between instances of '{kind}' and 'int'")
+    if rank <= 0:
         raise Refused(f"`r` should be a positive integer value but the value passed is {rank}")
+    if not isinstance(alpha, int | float):
+        kind = "float" if raw.get("use_rslora") else "int"
+        raise Refused(f"unsupported operand type(s) for /: '{type(alpha).__name__}' and '{kind}'")
 
 
 def _verdict(
@@ -164,16 +182,20 @@ class _Loading:
             return None
         if key.adapter_name not in (None, ADAPTER_NAME) or not self._is_peft(key):
             return None
-        return self.tree.renamed(key.module) if converts else key.module
+        prefix = "base_model.model." if words else ""
+        return self.tree.renamed(key.module, prefix) if converts else key.module
 
     def _is_peft(self, key: AdapterKey) -> bool:
         """Whether the parameter has PEFT's own name (other writers have others)."""
-        return key.matrix not in (*_PAIR, Matrix.MAGNITUDE) or key.parameter in _LORA
+        if key.matrix not in (*_PAIR, Matrix.MAGNITUDE):
+            return True
+        whole = key.matrix not in (Matrix.A, Matrix.B) or key.text.endswith(".weight")
+        return key.parameter in _LORA and (whole or self.adapter.config.peft_type != "LORA")
 
     def _foreign(self, module: AdapterModule) -> str:
         key = (module.a or module.tensors[0]).key
         if not self._is_peft(key):
-            return f"PEFT has no parameter {key.parameter}"
+            return f"PEFT has no parameter {key.text.rpartition('.')[2]}"
         if key.adapter_name not in (None, ADAPTER_NAME):
             return f"the keys name the adapter {key.adapter_name}, and it is loaded as default"
         if not key.wrappers:
@@ -229,6 +251,8 @@ class _Loading:
             self._require_sizes(module, path, self.tree.parameter(owner, parameter))
         elif place is None:
             return _verdict(module, None, State.UNMAPPED, detail=f"the model has no module {path}")
+        elif place.kind == "experts":
+            return self._stacked(module, place)
         elif place.kind == "plain":
             if not self.targets.takes_parameter(f"{path}.weight"):
                 return _verdict(module, path, State.IGNORED, detail=self.targets.why_not(path))
@@ -246,6 +270,19 @@ class _Loading:
         if module.a is None:
             detail = "it has no A, so that PEFT's own random one is used with this B"
             return _verdict(module, path, State.SHAPE_MISMATCH, module.scale, detail)
+        return self._scaled(module, path, module.scale)
+
+    def _stacked(self, module: AdapterModule, place: Place) -> ModuleVerdict:
+        """Experts whose parameter the names do not tell: wrappers lie around one another in the
+        order in which the parameters are defined (tuners_utils.py, _inject_parameters)."""
+        names = [n for n in place.parameters if self.targets.takes_parameter(f"{place.path}.{n}")]
+        key = (module.a or module.tensors[0]).key
+        number = len(names) - 1 - key.wrappers.count("base_layer")
+        if not 0 <= number < len(names):
+            detail = self.targets.why_not(place.path)
+            return _verdict(module, place.path, State.IGNORED, detail=detail)
+        path = f"{place.path}.{names[number]}"
+        self._require_sizes(module, path, self.tree.parameter(place.path, names[number]))
         return self._scaled(module, path, module.scale)
 
     def _scaled(self, module: AdapterModule, path: str, scale: float | None) -> ModuleVerdict:
@@ -307,7 +344,7 @@ class _Loading:
     def _require_sizes(self, module: AdapterModule, path: str, base: BaseModule | None) -> None:
         """torch's load_state_dict takes no tensor of another shape."""
         rank = module.rank_declared
-        if base is None or rank is None or _has_other_layout(self.adapter):
+        if base is None or rank is None or module.transposed or _has_other_layout(self.adapter):
             return
         rows = rank
         if base.num_experts and self.tree.find(path) is None:

@@ -67,9 +67,22 @@ class Targets:
             return linear and path != self.tree.record.output
         if isinstance(self.modules, str):
             return _matches(self.config, "target_modules", self.modules, path)
+        if self._is_tied(path):
+            return True
         if not _ends_with(path, self.modules):
             return False
         return self._layer_counts(path)
+
+    def _is_tied(self, path: str) -> bool:
+        """Whether it is a head that shares the weight of an embedding that is targeted, with
+        ensure_weight_tying."""
+        raw = self.config.raw or {}
+        if not raw.get("ensure_weight_tying") or path != self.tree.record.output:
+            return False
+        names = self.modules if isinstance(self.modules, tuple) else ()
+        return self.tree.base.spec.tie_embeddings and any(
+            name.rpartition(".")[2] == "embed_tokens" for name in names
+        )
 
     def takes_parameter(self, path: str) -> bool:
         """Whether a layer is put on the parameter (_inject_parameters)."""
@@ -132,6 +145,11 @@ def targets_of(adapter: Adapter, tree: TrainedTree) -> Targets:
     """
     config = adapter.config
     modules: tuple[str, ...] | str | None = config.target_modules or ()
+    if config.target_modules is None and not config.target_parameters:
+        # tuners/lora/model.py: defaults by the base's type.
+        modules = tree.record.targets
+        if config.peft_type == "LORA" and tree.known and not modules:
+            raise Refused("Please specify `target_modules` or `target_parameters`in `peft_config`")
     if isinstance(modules, str) and modules.lower() == "all-linear":
         modules = None
     parameters = tuple(config.target_parameters)
@@ -140,7 +158,7 @@ def targets_of(adapter: Adapter, tree: TrainedTree) -> Targets:
     heads = _TASK_HEADS.get(config.task_type or "", ())
     saved = tuple(dict.fromkeys((*config.modules_to_save, *heads)))
     targets = Targets(config, tree, modules, parameters, saved)
-    if config.peft_type not in _UNTARGETED and config.target_modules is not None:
+    if config.peft_type not in _UNTARGETED and (modules != () or config.target_modules is not None):
         _require_any(targets, tree)
     return targets
 

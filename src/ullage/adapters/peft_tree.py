@@ -80,6 +80,7 @@ class Record:
     converted: bool = False
     moe: str | None = None
     output: str | None = None
+    targets: tuple[str, ...] = ()
     renames: tuple[Rename, ...] = ()
     merges: tuple[tuple[re.Pattern[str], str], ...] = ()
 
@@ -107,13 +108,14 @@ class TrainedTree:
                 return True
         return False
 
-    def renamed(self, path: str) -> str:
+    def renamed(self, path: str, prefix: str) -> str:
         """The path as the library's renames turn it (PEFT 0.21.2,
-        utils/transformers_weight_conversion.py); what only loses its beginning stays as it is."""
+        utils/transformers_weight_conversion.py). A new path that the stored key, with its
+        `prefix`, ends with is taken for one that only lost its beginning, and stays as it was."""
         new = path
         for rename in (*self.record.renames, _LEGACY):
             new = rename.apply(new)
-        return path if path.endswith(new) else new
+        return path if (prefix + path).endswith(new) else new
 
     def merged(self, path: str) -> tuple[str, str] | None:
         """(path of the experts' module, parameter) that a single expert's module is a part of."""
@@ -193,6 +195,7 @@ def record_of(name: str) -> Record | None:
         converted=raw["converted"],
         moe=raw["moe"],
         output=raw["output"],
+        targets=tuple(raw["targets"]),
         renames=tuple(
             Rename(re.compile(pattern), targets[0], _scopes(*scope))
             for pattern, targets, scope in raw["renames"]
