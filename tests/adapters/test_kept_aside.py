@@ -15,6 +15,7 @@ from ullage.adapters.placing import FixRefused
 from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import read_config
+from ullage.errors import BadUsage
 
 LATENT = {
     "q_lora_rank": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
@@ -130,3 +131,11 @@ def test_a_convolution_that_a_mixer_only_reads_is_left_out(tmp_path):
     assert fates(judged("nemotron-h", shapes, tmp_path)) == {
         "conv1d": "ignored", "out_proj": "applied",
     }  # fmt: skip
+
+
+def test_a_rewritten_adapter_does_not_go_into_the_original(tmp_path):
+    made = write(Case("llama", pairs(names(*QV)), "", 0, 0), tmp_path / "made")
+    spec = read_config(BASES["llama"], file="base").spec
+    with pytest.raises(BadUsage, match=r"lies inside the adapter"):
+        fix(read_adapter(made), spec, ServeOptions(), made / "fixed")
+    assert not (made / "fixed").exists()

@@ -90,6 +90,8 @@ def fix(adapter: Adapter, spec: ModelSpec, options: ServeOptions, save: Path) ->
     """
     if save.exists() and (not save.is_dir() or any(save.iterdir())):
         raise BadUsage("is there already", file=save, expected="a new or empty directory")
+    if save.resolve().is_relative_to(Path(adapter.path).resolve()):
+        raise BadUsage("lies inside the adapter", file=save, expected="a directory beside it")
     _require_plain(adapter)
     tree = base_tree(spec)
     placed = place_all(adapter.modules, tree, adapter.path)
