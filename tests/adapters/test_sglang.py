@@ -175,6 +175,19 @@ def test_what_it_applies_works(name: str, tmp_path: Path) -> None:
     assert judgement.verdict == "works", (judgement.message, judgement.modules[:1])
 
 
+def test_targets_are_the_served_modules_by_their_full_path(tmp_path: Path) -> None:
+    config = with_targets(*ALL)
+    judgement = judged("llama", pairs(names(*EVERY)), tmp_path / "a", config)
+    assert {module.target for module in judgement.modules} == set(
+        names("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    )
+    base, shapes, config = WORKS["experts one by one"]
+    experts = judged(base, shapes, tmp_path / "b", config)
+    assert {module.target for module in experts.modules} == set(
+        names("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    )
+
+
 def test_what_it_leaves_out_in_silence_is_said(tmp_path: Path) -> None:
     config = with_targets("q_proj", "v_proj", modules_to_save=["lm_head"])
     shapes = pairs(names(*QV)) | {"base_model.model.lm_head.weight": (256, 64)}

@@ -285,13 +285,19 @@ class _Loading:
         self, layer: int, slot: Slot, modules: list[AdapterModule], found: dict[int, ModuleVerdict]
     ) -> None:
         """The verdicts on the modules of one buffer of a layer, put into `found`."""
+        bases = self._bases(layer, slot)
+        target = slot.target
+        if bases:  # the module stands where the first of its parts does in the checkpoint
+            path = bases[0].path
+            parent = path.partition(".{e}")[0] if slot.is_expert else path.rpartition(".")[0]
+            target = f"{parent}.{target}"
         for number, name in slot.replaced.items():
-            detail = f"{name} is loaded into {slot.target} of layer {layer} after it"
-            found[number] = _verdict(modules[number], slot.target, State.DOUBLED, detail=detail)
-        state, detail = self._copied(layer, slot)
+            detail = f"{name} is loaded into {target} after it"
+            found[number] = _verdict(modules[number], target, State.DOUBLED, detail=detail)
+        state, detail = self._copied(layer, slot, bases)
         matrices = set(slot.a.owners) if slot.a is not None else set()
         for number in (*matrices, *(slot.b.owners if slot.b is not None else ())):
-            module, target = modules[number], slot.target
+            module = modules[number]
             if state is State.APPLIED and number in matrices:
                 found[number] = self._scaled(module, target)
                 continue
@@ -302,19 +308,22 @@ class _Loading:
             where = None if state is State.UNMAPPED else target
             found[number] = _verdict(module, where, given, applied, detail)
 
-    def _copied(self, layer: int, slot: Slot) -> tuple[State, str]:
+    def _bases(self, layer: int, slot: Slot) -> list[BaseModule]:
+        """The base's modules that the buffer's target is made of."""
+        return [
+            module
+            for module in _by_layer(self.tree).get(layer, ())
+            if bool(module.num_experts) == slot.is_expert and module.kind != "fused_expert"
+            and slot.target in (_leaf(module), _NORMAL.get(_leaf(module)))
+        ]  # fmt: skip
+
+    def _copied(self, layer: int, slot: Slot, bases: list[BaseModule]) -> tuple[State, str]:
         """mem_pool.py, load_lora_weight_to_buffer: what becomes of a buffer's weights."""
         target = slot.target
         if slot.is_expert and not {"gate_up_proj", "down_proj"} <= self.targets:
             return State.IGNORED, (
                 "experts take adapters only with gate_up_proj and down_proj both targeted"
             )
-        bases = [
-            module
-            for module in _by_layer(self.tree).get(layer, ())
-            if bool(module.num_experts) == slot.is_expert and module.kind != "fused_expert"
-            and target in (_leaf(module), _NORMAL.get(_leaf(module)))
-        ]  # fmt: skip
         if not bases:
             kind = "experts' " if slot.is_expert else ""
             return State.UNMAPPED, f"layer {layer} of the served model has no {kind}{target}"

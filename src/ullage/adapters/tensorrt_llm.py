@@ -233,20 +233,21 @@ class _Loading:
         name = self.names.get(number)
         if name is None:
             return self._vocabulary(module)
+        where = f"layers.{self.layers[number]}.{name}"
         if name not in targets:
             detail = f"lora_target_modules leaves {name} out"
-            return _verdict(module, name, State.IGNORED, detail=detail)
+            return _verdict(module, where, State.IGNORED, detail=detail)
         if last[self._place(number, module)] != number:
-            detail = f"another module is loaded into {name} of layer {self.layers[number]} after it"
-            return _verdict(module, name, State.DOUBLED, detail=detail)
+            detail = f"another module is loaded into {where} after it"
+            return _verdict(module, where, State.DOUBLED, detail=detail)
         if number in self.experts or name.startswith("moe_"):
             detail = "experts and routers are served without adapters"
-            return _verdict(module, name, State.IGNORED, detail=detail)
+            return _verdict(module, where, State.IGNORED, detail=detail)
         sides = self._sides(self.layers[number], name)
         if sides is None:
             detail = f"layer {self.layers[number]} of the served model has no {name}"
             return _verdict(module, None, State.UNMAPPED, detail=detail)
-        return self._sized(module, name, sides, room)
+        return self._sized(module, name, where, sides, room)
 
     def _vocabulary(self, module: AdapterModule) -> ModuleVerdict:
         """modules_to_save replaces the head and the embedding when the server starts."""
@@ -258,7 +259,7 @@ class _Loading:
         return _verdict(module, leaf, State.IGNORED, detail=detail)
 
     def _sized(
-        self, module: AdapterModule, name: str, sides: tuple[int, int], room: int
+        self, module: AdapterModule, name: str, where: str, sides: tuple[int, int], room: int
     ) -> ModuleVerdict:
         a, b = module.a, module.b
         assert a is not None
@@ -269,15 +270,15 @@ class _Loading:
             if rank * sum(sides) > room:
                 raise Refused(f"lora_weights has to few values for {name}")
             detail = f"its values are read as matrices of {sides[0]} inputs and {sides[1]} outputs"
-            return _verdict(module, name, State.SHAPE_MISMATCH, applied, detail)
+            return _verdict(module, where, State.SHAPE_MISMATCH, applied, detail)
         altered = self._altered(module, name)
         if altered:
-            return _verdict(module, name, State.ALTERED, applied, altered)
+            return _verdict(module, where, State.ALTERED, applied, altered)
         meant = meant_scale(module)
         if meant is None or abs(meant - applied) <= 1e-6 * max(abs(meant), abs(applied)):
-            return _verdict(module, name, State.APPLIED, applied)
+            return _verdict(module, where, State.APPLIED, applied)
         detail = f"applied at {applied:g} where training meant {meant:g}"
-        return _verdict(module, name, State.WRONG_SCALE, applied, detail)
+        return _verdict(module, where, State.WRONG_SCALE, applied, detail)
 
     def _scale(self, rank: int) -> float:
         """load_from_hf: the configuration's alpha by the matrix's own rank; no patterns."""
