@@ -29,6 +29,7 @@ LISTED = {
     "ErnieForCausalLM": _TWICE,
     "MegatronBertForCausalLM": _TWICE,
     "RoCBertForCausalLM": _TWICE,
+    "RoFormerForCausalLM": _TWICE,
     "RobertaForCausalLM": _TWICE,
     "XLMRobertaForCausalLM": _TWICE,
     "XLMRobertaXLForCausalLM": _TWICE,
@@ -38,6 +39,7 @@ LISTED = {
     "Pix2StructForConditionalGeneration": _SIZES,  # the same, of all its attention
     "MiMoV2FlashForCausalLM": _SIZES,  # doubles num_key_value_heads where no swa_ key stands
     "PaliGemmaForConditionalGeneration": _SIZES,  # projection_dim for the text's width
+    "FalconH1ForCausalLM": "mamba_proj_bias without projectors_bias: one matrix of two has a bias",
     "EvollaForProteinText2Text": "adapters that the number of layers is no multiple of",
     "NemotronHForCausalLM": "the class ties nothing, and counts one shared expert for several",
     "Nemotron3_5TranscribeForConditionalGeneration": "as NemotronHForCausalLM",

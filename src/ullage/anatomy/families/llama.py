@@ -129,7 +129,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     Family("iquestcoder", windows="top", window_if="use_sliding_window"),
     Family("dots1", qk_norm="head", score_bias=True, mlp_bias=False, windows="top"),
     Family("solar_open", o_bias=False, score_bias=True, mlp_bias=False),
-    Family("hy_v3", qk_norm="head", score_bias=True, mlp_bias=False),
+    Family("hy_v3", qk_norm="head", score_bias=True),
     Family(
         "laguna",
         ignored=(
