@@ -283,6 +283,19 @@ def _validate(load: Load, served: ServedTree, options: ServeOptions) -> None:
             raise Refused("unsupported operand type(s) for *=: 'NoneType' and 'float'")
     if not load.pairs and not load.saved:
         raise Refused("StopIteration")  # model_manager.py: the first of no LoRA at all
+    first = _first_left(load, served, options)
+    if first is not None and first.a is None:
+        raise Refused("AssertionError")  # _create_merged_loras_inplace looks at that one alone
+
+
+def _first_left(load: Load, served: ServedTree, options: ServeOptions) -> Pair | None:
+    """The first pair of the file that is no part of a packed module that is served: the parts are
+    taken out of the dictionary, and what was packed of them comes last."""
+    for name, pair in load.pairs.items():
+        found = served.find(name)
+        if found is None or not found[0].packed or _wrapped(found[0], served, options) is not None:
+            return pair
+    return None
 
 
 def _wrapped(module: ServedModule, served: ServedTree, options: ServeOptions) -> str | None:
