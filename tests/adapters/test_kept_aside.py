@@ -139,3 +139,12 @@ def test_a_rewritten_adapter_does_not_go_into_the_original(tmp_path):
     with pytest.raises(BadUsage, match=r"lies inside the adapter"):
         fix(read_adapter(made), spec, ServeOptions(), made / "fixed")
     assert not (made / "fixed").exists()
+
+
+def test_the_embedded_engine_refuses_a_tower_in_words(tmp_path):
+    made = write(Case("gemma3", pairs(names(*QV)), "", 0, 0), tmp_path / "made")
+    spec = read_config(WRAPPERS["gemma3"], file="base").spec
+    judgement = check(read_adapter(made), spec, ServeOptions(engine="ullage"))
+    assert judgement.verdict == "rejected"
+    assert judgement.message is not None
+    assert "the vision tower is not run by the embedded engine" in judgement.message

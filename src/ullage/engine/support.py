@@ -6,10 +6,10 @@ approximated: a window that was ignored would give fluent, wrong text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
-from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec
+from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec, Tower, Unknown
 from ullage.engine.rope import unsupported_rope
 from ullage.errors import UnsupportedModel
 
@@ -137,9 +137,21 @@ def _require(part: object, fields: Mapping[str, tuple[object, ...]], where: str)
 
 
 def _refusal(field: str, found: object, accepted: tuple[object, ...]) -> UnsupportedModel:
-    show: Callable[[object], str] = lambda v: v if isinstance(v, str) else repr(v)  # noqa: E731
     return UnsupportedModel(
-        f"{show(found)[:120]} is not run by the embedded engine",
+        f"{_shown(found)[:120]} is not run by the embedded engine",
         field=field,
-        expected=" or ".join(show(value) for value in accepted),
+        expected=" or ".join(_shown(value) for value in accepted),
     )
+
+
+def _shown(value: object) -> str:
+    """A value of the specification in words: of its own parts, their names."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Unknown):
+        return f"{value.field} {value.found}"
+    if isinstance(value, Tower):
+        return f"the {value.modality} tower"
+    if isinstance(value, tuple):
+        return ", ".join(map(_shown, value)) or "none"
+    return repr(value)
