@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,16 @@ def test_a_tower_s_layers_take_the_place_of_the_model_s(tmp_path: Path) -> None:
     states = {module.module: module.state for module in same_sizes.modules}
     assert {states[name] for name in text} == {State.DOUBLED}
     assert {states[name] for name in tower} == {State.APPLIED}
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b"[]", b'{"a": "b"}', None])
+def test_a_strange_list_of_tokens_adds_none(content: bytes | None, tmp_path: Path) -> None:
+    case = Case("llama", pairs(names(*QV)), "", 0, 0, config=with_targets("q_proj", "v_proj"))
+    file = write(case, tmp_path / "a") / "added_tokens.json"
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content)
+    spec = read_config(json.loads(json.dumps(BASES["llama"])), file="x").spec
+    judgement = check(read_adapter(tmp_path / "a"), spec, ServeOptions(engine="sglang"))
+    assert judgement.verdict == "works"

@@ -6,16 +6,22 @@ that prefixes do not matter. How halves of fused modules are put together is `sg
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from ullage.adapters.adapter import Adapter, AdapterModule, Matrix
 from ullage.adapters.base import BaseModule, BaseTree
 from ullage.adapters.effect import meant_scale
+from ullage.adapters.sglang_config import (
+    NORMAL,
+    VOCABULARY,
+    check_configuration,
+    leaf_of,
+    normal,
+    targets_of,
+)
 from ullage.adapters.sglang_fuse import (
     STACKED,
     Refused,
@@ -34,36 +40,9 @@ SOURCE = (
 VERSION = "0.5.23"
 DEFAULT_MAX_LORAS = 8
 """--max-loras-per-batch."""
-_ADAPTER = "adapter"
-"""What stands for the adapter's name in messages."""
-
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_VOCABULARY = ("embed_tokens", "lm_head")
-# srt/lora/utils.py, get_normalized_target_modules.
-_NORMAL = {
-    "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "vocab_emb": "embed_tokens",
-    "embeddings": "embed_tokens", "word_embeddings": "embed_tokens", "output": "lm_head",
-    "unembed_tokens": "lm_head", "q_a_proj": "fused_qkv_a_proj_with_mqa",
-    "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa", "wq_b": "indexer.wq_b", "wk": "indexer.wk",
-    "weights_proj": "indexer.weights_proj",
-}  # fmt: skip
-# get_default_hidden_dim; and what classes with sizes of their own take besides
-# (_KNOWN_LORA_TARGET_MODULES).
-_SIZED = frozenset((
-    "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "fused_qkv_a_proj_with_mqa", "q_b_proj",
-    "kv_b_proj", "indexer.wq_b", "indexer.wk", "indexer.weights_proj", *_VOCABULARY,
-))  # fmt: skip
-_SIZED_BY_CLASS = frozenset((
-    "qkvr", "wo_ud", "out_proj", "in_proj", "in_proj_qkvz", "up_proj", "fc1_latent_proj",
-    "fc2_latent_proj",
-))  # fmt: skip
-_OWN_SIZES = ("NemotronH", "Laguna", "Gemma4ForConditional", "Qwen3_5", "Inkling", "InternS2",
-              "Gemma3n", "Llama4ForConditional")  # fmt: skip
 # RowParallelLinear cuts A by the width of its input, the others B by the height of their output.
 _ROW = ("o_proj", "down_proj", "out_proj", "wo_ud")
-# Names of parts of a module in transformers' checkpoints, where SGLang's module has another.
-_EXPERTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 # peft's inits that leave the base as it is.
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
@@ -82,8 +61,8 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
     rank = options.max_lora_rank or adapter.config.rank
     targets: frozenset[str] = frozenset()
     try:
-        _check_configuration(adapter, tree)
-        targets = _targets(adapter, tree, options)
+        check_configuration(adapter, tree)
+        targets = targets_of(adapter, tree, options)
         modules = _Loading(adapter, tree, targets).verdicts(counted)
     except Refused as refusal:
         message = str(refusal)
@@ -103,112 +82,11 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
     )
 
 
-# --- the configuration ---------------------------------------------------------------------------
-
-
-def _check_configuration(adapter: Adapter, tree: BaseTree) -> None:
-    """lora_config.py; lora_manager.py, validate_new_adapter; lora.py, LoRAAdapter."""
-    raw = adapter.config.raw or {}
-    folder = Path(adapter.path).absolute()
-    if Path(adapter.config.file or "").name != "adapter_config.json":
-        raise Refused(f"[Errno 2] No such file or directory: '{folder / 'adapter_config.json'}'")
-    for field in ("target_modules", "r", "lora_alpha"):
-        if field not in raw:
-            raise Refused(f"'{field}'")
-    if _adds_tokens(folder, tree):
-        raise Refused(
-            f"Failed to load {_ADAPTER} because LoRA serving currently doesn't support adapters "
-            "that add tokens to the vocabulary"
-        )
-    if raw.get("use_dora"):
-        raise Refused(
-            f"Failed to load {_ADAPTER} because LoRA serving currently doesn't support DoRA "
-            "adapters"
-        )
-    if str(raw.get("peft_type", "")).lower() != "lora":
-        raise Refused("AssertionError" if "peft_type" in raw else "'peft_type'")
-    rank = raw["r"]
-    if isinstance(rank, int | float) and rank == 0:
-        raise Refused("division by zero")
-    targets = raw["target_modules"]
-    if targets is None:
-        raise Refused("'NoneType' object is not iterable")
-    if isinstance(targets, str) and targets not in ("all", "all-linear"):
-        raise Refused("Only 'all' or 'all-linear' can be used as the string for target module")
-
-
-def _adds_tokens(folder: Path, tree: BaseTree) -> bool:
-    """Whether added_tokens.json lies there with tokens that the base does not have."""
-    try:
-        with (folder / "added_tokens.json").open("rb") as stream:
-            tokens = json.loads(stream.read(1 << 20))
-    except (OSError, ValueError):
-        return False
-    numbers = tokens.values() if isinstance(tokens, dict) else ()
-    return any(isinstance(n, int) and n >= tree.spec.vocab_size for n in numbers)
-
-
-def _targets(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> frozenset[str]:
-    """lora_manager.py, init_lora_shapes: the server's target modules, by SGLang's names."""
-    own = adapter.config.target_modules
-    asked = options.lora_target_modules
-    if asked is None:
-        found = _present(tree) if isinstance(own, str) else _normal(own or ())
-        _require_sizes(found, tree)
-    else:
-        found = _present(tree) | set(_VOCABULARY) if asked == ("all",) else _normal(asked)
-        _require_sizes(found, tree)
-        wanted = frozenset() if isinstance(own, str) else _normal(own or ())
-        if not wanted <= found:
-            raise Refused(
-                f"LoRA adapter '{_ADAPTER}' contains target modules {sorted(wanted - found)} "
-                f"that are not included in the specified --lora-target-modules {sorted(found)}. "
-                "Please update --lora-target-modules to include all required modules: "
-                f"{sorted(found | wanted)}, or use 'all' to enable all supported modules."
-            )
-    rank = adapter.config.rank
-    if options.max_lora_rank is not None and rank is not None and rank > options.max_lora_rank:
-        raise Refused(
-            f"LoRA adapter {_ADAPTER} with rank {rank} is incompatible with the current LoRA "
-            "memory pool configuration. Please ensure that the LoRA adapter's rank is within the "
-            "configured `--max-lora-rank` and that the target modules are included in "
-            "`--lora-target-modules`."
-        )
-    return frozenset(found)
-
-
-def _normal(names: Iterable[str]) -> frozenset[str]:
-    leaves = (name.rpartition(".")[2] for name in names)
-    return frozenset(_NORMAL.get(leaf, leaf) for leaf in leaves)
-
-
-def _sized(tree: BaseTree) -> frozenset[str]:
-    own = tree.spec.architecture.startswith(_OWN_SIZES)
-    return _SIZED | _SIZED_BY_CLASS if own else _SIZED
-
-
-def _present(tree: BaseTree) -> frozenset[str]:
-    """utils.py, auto_detect_lora_target_modules."""
-    leaves = {_leaf(module) for module in tree.modules.values()}
-    return _normal(leaves) & _sized(tree)
-
-
-def _require_sizes(targets: Iterable[str], tree: BaseTree) -> None:
-    unknown = sorted(set(targets) - _sized(tree))
-    if unknown:
-        raise Refused(f"get_hidden_dim not implemented for {unknown[0]}")
-
-
-def _leaf(module: BaseModule) -> str:
-    leaf = module.path.rpartition(".")[2]
-    return _EXPERTS.get(leaf, leaf) if module.num_experts else leaf
-
-
 def _outputs(bases: list[BaseModule]) -> Iterable[int]:
     """Rows of every part, a fused matrix and shared experts beside others counted once."""
     seen: dict[str, int] = {}
     for base in bases:
-        seen.setdefault(_leaf(base), base.out_features)
+        seen.setdefault(leaf_of(base), base.out_features)
     return seen.values()
 
 
@@ -258,12 +136,12 @@ class _Loading:
     def _outside(self, module: AdapterModule) -> ModuleVerdict:
         """lora.py, _process_weight, of a name without a layer's number."""
         text = (module.a or module.tensors[0]).key.text.replace("unembed_tokens", "lm_head")
-        name = next((name for name in _VOCABULARY if name in text), None)
+        name = next((name for name in VOCABULARY if name in text), None)
         if name is None:
             detail = "its name has no layers.N. in it, and SGLang passes over it"
             return _verdict(module, None, State.UNMAPPED, detail=detail)
         own = self.adapter.config.target_modules
-        if not isinstance(own, str) and name not in _normal(own or ()):
+        if not isinstance(own, str) and name not in normal(own or ()):
             detail = f"{name} is not in target_modules of adapter_config.json: it is passed over"
             return _verdict(module, name, State.IGNORED, detail=detail)
         if name not in self.targets:
@@ -314,7 +192,7 @@ class _Loading:
             module
             for module in _by_layer(self.tree).get(layer, ())
             if bool(module.num_experts) == slot.is_expert and module.kind != "fused_expert"
-            and slot.target in (_leaf(module), _NORMAL.get(_leaf(module)))
+            and slot.target in (leaf_of(module), NORMAL.get(leaf_of(module)))
         ]  # fmt: skip
 
     def _copied(self, layer: int, slot: Slot, bases: list[BaseModule]) -> tuple[State, str]:
@@ -422,8 +300,8 @@ def _slot_bytes(
         return None
     total = 0
     for module in tree.modules.values():
-        leaf = _leaf(module)
-        target = _NORMAL.get(leaf, leaf)
+        leaf = leaf_of(module)
+        target = NORMAL.get(leaf, leaf)
         if target not in targets or module.kind == "fused_expert":
             continue
         total += rank * (module.in_features + module.out_features) * max(1, module.num_experts)
