@@ -92,6 +92,24 @@ def test_the_sample_is_read_and_built() -> None:
     assert read >= 0.85 * len(SAMPLE[::4])
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("MarianMTModel", {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 99},
+         "share_encoder_decoder_embeddings: false in the family marian; expected true"),
+        ("MusicgenForCausalLM", {}, "num_codebooks: 4 in a configuration of an unknown kind"),
+        ("Dots3NoteForCausalLM", {}, "shared_experts_intermediate_size: 1536 in a configuration"),
+    ],
+)  # fmt: skip
+def test_parts_that_no_range_would_hold_are_refused(
+    name: str, change: dict[str, object], says: str
+) -> None:
+    config = inventory.default_config(name, changed_models.CLASSES[name])
+    with pytest.raises(BadInput) as error:
+        read_config(inventory.written(config, name) | change, file="config.json")
+    assert says in str(error.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_every_class_holds_or_is_listed(number: int) -> None:
