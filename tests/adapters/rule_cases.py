@@ -54,6 +54,8 @@ FIRES: dict[str, tuple[Case, str, Base]] = {
     "L008": (_changed(options={"max_lora_rank": 256}), "allocated for rank 256", Base()),
     "L009": (OTHERS["the adapter's name left in the keys"][0],
              "lora_A.default.weight is unsupported LoRA weight", Base()),
+    "L010": (_changed(engine="sglang", config={"init_lora_weights": "pissa"}),
+             "changed the base in training", Base()),
     "L021": (_changed(shapes=pairs(names("attn.c_attn", tree="transformer.h.{i}."))),
              "none of the base's", Base()),
     "L022": (OTHERS["layers that the base lacks"][0], "it has 2", Base()),

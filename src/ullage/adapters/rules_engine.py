@@ -139,6 +139,27 @@ def _padded(seen: Seen) -> Answer:
     )
 
 
+_HALVES = (
+    "Give the engine swap_gate_up_proj_lora_b_weight false, or merge the adapter into the base "
+    "with PEFT (merge_and_unload) and serve the merged model."
+)
+
+
+def _altered(seen: Seen) -> Answer:
+    if seen.answer.message is not None:
+        return REFUSED
+    altered = seen.of(State.ALTERED)
+    if not altered:
+        return clear("modules added without a part of the sum", 0, "engine")
+    details = list(dict.fromkeys(m.detail for m in altered))
+    return Fired(
+        cause=f"{_engine(seen)} adds {len(altered):,} of {len(seen.answer.modules):,} modules "
+        f"otherwise than training did: {some(details, 2)} ({some([m.key for m in altered], 2)}).",
+        remedy=_HALVES if any("halves of B" in detail for detail in details) else MERGE,
+        evidence=(told("modules added otherwise", len(altered), "engine"),),
+    )
+
+
 def _rank_limit(seen: Seen) -> Answer:
     limits = dict(seen.answer.limits)
     limit = next((v for k, v in limits.items() if "rank" in k and isinstance(v, int)), None)
@@ -290,4 +311,11 @@ RULES = (
          "`ullage adapter fix`.",
          source="vllm 0.32: lora/peft_helper.py, lora/lora_model.py, lora/model_manager.py",
          example="…q_proj.lora_A.default.weight is unsupported LoRA weight", check=_refusal),
+    Rule("L010", "Modules added as training added them", Severity.error, "adapter: engine",
+         why="An engine that reads A, B and alpha and passes over the rest (a bias of B, DoRA's "
+         "magnitude, a base that training changed, invocation tokens) adds something that nobody "
+         "trained, and says nothing.",
+         fix="Merge the adapter into the base with PEFT, or convert it to plain LoRA.",
+         source="sglang 0.5: srt/lora/lora.py; tensorrt-llm 1.2: lora_manager.py",
+         example="init_lora_weights pissa on SGLang", check=_altered),
 )  # fmt: skip

@@ -111,6 +111,7 @@ SILENT: Mapping[str, str] = {
     "L007": "r 16 with --max-lora-rank 16",
     "L008": "--max-lora-rank 8 for adapters of rank 8",
     "L009": "an adapter that save_pretrained wrote, of the base's own modules",
+    "L010": "plain LoRA: A, B, alpha and rank, and nothing besides",
     "L021": "a Llama adapter on Llama",
     "L022": "model.layers.31… on a model of 32 layers",
     "L023": "an adapter of Llama-3.1-8B on Llama-3.1-8B",
