@@ -5,7 +5,9 @@ Each was thought out beforehand from the engine's source (or asked of a running 
 
 from __future__ import annotations
 
+import peft
 import pytest
+import transformers
 from cases import BASES as WRAPPERS
 from cases import QV, SIDES, Case, names, pairs, text, write
 
@@ -14,7 +16,7 @@ from ullage.adapters.fix import fix
 from ullage.adapters.placing import FixRefused
 from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions
-from ullage.anatomy import read_config
+from ullage.anatomy import load, read_config
 from ullage.errors import BadUsage
 
 LATENT = {
@@ -48,6 +50,11 @@ BASES = {
     "nobody": text("NobodysOwnForCausalLM", "nobodys_own"),
     "llama": text("LlamaForCausalLM", "llama"),
 }
+
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 256, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def judged(base: str, shapes, folder, **options) -> Judgement:
@@ -148,3 +155,34 @@ def test_the_embedded_engine_refuses_a_tower_in_words(tmp_path):
     assert judgement.verdict == "rejected"
     assert judgement.message is not None
     assert "the vision tower is not run by the embedded engine" in judgement.message
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Qwen3"])
+def test_an_adapter_of_a_model_without_a_head_works_under_peft(kind, tmp_path):
+    """Encoders and embedding models: AutoModel's own tree, as the real peft saves it."""
+    heads = {} if kind == "Bert" else {"num_key_value_heads": 2, "head_dim": 16}
+    base = getattr(transformers, f"{kind}Model")(
+        getattr(transformers, f"{kind}Config")(**TINY, **heads)
+    )
+    targets = ["query", "value"] if kind == "Bert" else ["q_proj", "v_proj"]
+    base.save_pretrained(tmp_path / "base")
+    settings = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "made")
+    adapter, spec = read_adapter(tmp_path / "made"), load(tmp_path / "base").anatomy.spec
+    for engine in ("vllm", "peft"):
+        judgement = check(adapter, spec, ServeOptions(engine=engine))
+        assert (judgement.verdict, judgement.matched) == ("works", 4), engine
+
+
+def test_names_of_the_class_with_a_head_lead_nowhere_without_it(tmp_path):
+    spec = read_config({**BASES["llama"], "architectures": ["LlamaModel"]}, file="base").spec
+    made = write(Case("llama", pairs(names(*QV)), "", 0, 0), tmp_path / "made")
+    assert check(read_adapter(made), spec, ServeOptions(engine="peft")).verdict == "no_effect"
+
+
+def test_parts_that_an_engine_takes_are_not_called_foreign(tmp_path):
+    made = write(Case("phi3", pairs(names(*QV)), "", 0, 0), tmp_path / "made")
+    spec = read_config(WRAPPERS["phi3"], file="base").spec
+    judgement = check(read_adapter(made), spec, ServeOptions(engine="sglang"))
+    assert judgement.verdict == "works"
+    assert not [f.id for f in judgement.findings if f.state == "fired" and f.severity >= 2]

@@ -92,6 +92,12 @@ class TrainedTree:
         self.base = base
         self.known = record is not None
         self.record = record or Record({})
+        # A class without a head (BertModel) is the part below the root of those that have one.
+        name = base.spec.architecture
+        self.headless = not self.known and name.endswith("Model") and "LMHead" not in name
+        self._namings: tuple[str, ...] = ("checkpoint", "bare")
+        if base.root:
+            self._namings = ("bare",) if self.headless else ("checkpoint",)
         self._stacks = {pattern.partition("{i}")[0] for pattern in self._listed()}
 
     def _listed(self) -> Iterator[str]:
@@ -130,9 +136,7 @@ class TrainedTree:
         """The module at `path`, None when the tree has none."""
         if not self.known:
             found = self.base.find(path)
-            if found is None or found.naming not in ("checkpoint", "bare"):
-                return None
-            if found.naming == "bare" and self.base.root:
+            if found is None or found.naming not in self._namings:
                 return None
             kind = _KINDS.get(found.module.kind)
             return Place(path, kind, found.module) if kind else None
@@ -165,7 +169,8 @@ class TrainedTree:
     def paths(self) -> Iterator[str]:
         """Every module's path, those of repeated parts once per layer of the base."""
         if not self.known:
-            yield from (path.replace("{e}", "0") for path in self.base.modules)
+            root = f"{self.base.root}." if self.headless and self.base.root else ""
+            yield from (p.removeprefix(root).replace("{e}", "0") for p in self.base.modules)
             return
         for pattern in self.record.modules:
             start, found, rest = pattern.partition("{i}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ullage.adapters.adapter import Matrix
 from ullage.adapters.rule import Rule, Seen, clear, of_matrix, some, told
+from ullage.adapters.verdict import MATCHED
 from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable
 from ullage.findings.finding import Severity
 
@@ -16,6 +17,8 @@ def _foreign(seen: Seen) -> Answer:
     known = [module for module, match in seen.matches if match is not None]
     strange = [m.module for m, match in seen.matches if match is None and (m.a or m.b)]
     elsewhere = {*_beyond(seen), *_of_sharing_layers(seen)}
+    # An engine that keeps fused modules apart takes their parts by names that the base lacks.
+    elsewhere |= {m.module for m in seen.answer.modules if m.state in MATCHED}
     strange = [name for name in strange if name not in elsewhere]
     if seen.tree.spec.towers and strange:
         return NotEvaluable(("the modules of the base's towers",))

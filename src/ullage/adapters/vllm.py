@@ -137,8 +137,8 @@ def _unsure_base(tree: BaseTree) -> str | None:
     if _record(tree) is not None or any(record_of(n) for n in (name, _generating(name)) if n):
         return None
     return (
-        f"whether vLLM runs {name}, which is a class neither of vLLM {VERIFIED[-1]} nor of the "
-        "transformers library"
+        f"whether vLLM {VERIFIED[-1]} runs {name}, which is no class of its own and none that is "
+        "known here of the transformers library"
     )
 
 
