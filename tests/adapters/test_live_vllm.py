@@ -53,7 +53,7 @@ class Asked:
 def asked(tmp_path_factory) -> Asked:
     """Everything in one go: a launcher, then one server for each model and its flags."""
     import torch
-    from live import draws, fixing, outcomes, recipes
+    from live import draws, fixing, outcomes, table
     from live.server import launcher
 
     home = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
@@ -63,7 +63,7 @@ def asked(tmp_path_factory) -> Asked:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("live")
-    made = outcomes.make([*recipes.TABLE, *(draws.draw(n) for n in _numbers())], folder)
+    made = outcomes.make([*table.TABLE, *(draws.draw(n) for n in _numbers())], folder)
     written, refused = fixing.fixed(made, folder / "fixed")
     both = sorted([*made, *written], key=lambda one: (one.recipe.model, one.recipe.flags))
     with launcher(python) as servers:

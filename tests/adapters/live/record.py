@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import torch
 import transformers
 
-from . import headers, outcomes, recipes
+from . import headers, outcomes, table
 from .server import launcher
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.utils.logging.disable_progress_bar()
-    wanted = [r for r in recipes.TABLE if not words or any(word in r.name for word in words)]
+    wanted = [r for r in table.TABLE if not words or any(word in r.name for word in words)]
     lines = {line["name"]: line for line in read(OUTCOMES)}
     bases = json.loads(BASES.read_text()) if BASES.exists() else {}
     with tempfile.TemporaryDirectory() as folder, launcher(VLLM / "bin" / "python") as servers:
@@ -45,7 +45,7 @@ def main(words: list[str]) -> None:
             lines[one.recipe.name] = line(one, outcome)
             shown = outcome.message or f"{outcome.distance_to_base} {outcome.distance_to_training}"
             print(f"{one.recipe.name:40} {outcome.outcome:11} {shown}", flush=True)
-    order = [r.name for r in recipes.TABLE]
+    order = [r.name for r in table.TABLE]
     kept = [lines[name] for name in order if name in lines]
     OUTCOMES.write_text("".join(json.dumps(each) + "\n" for each in kept))
     BASES.write_text(json.dumps(bases, indent=1, sort_keys=True) + "\n")
