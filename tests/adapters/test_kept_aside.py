@@ -186,3 +186,14 @@ def test_parts_that_an_engine_takes_are_not_called_foreign(tmp_path):
     judgement = check(read_adapter(made), spec, ServeOptions(engine="sglang"))
     assert judgement.verdict == "works"
     assert not [f.id for f in judgement.findings if f.state == "fired" and f.severity >= 2]
+
+
+def test_a_router_that_the_runner_holds_too_is_left_out_of_classes_not_built_too(tmp_path):
+    """vLLM 0.32: deepseek_v2.py gives gate=self.gate to the experts; V3.2 uses it too."""
+    base = {**BASES["deepseek-v3.2"], "first_k_dense_replace": 0}
+    spec = read_config(base, file="base").spec
+    shapes = pairs(names("mlp.gate"), sides={"gate": (64, 4)})
+    made = write(Case("deepseek-v3.2", shapes, "", 0, 0), tmp_path / "made")
+    assert check(read_adapter(made), spec, ServeOptions()).verdict == "no_effect"
+    alone = ServeOptions(lora_target_modules=("gate",))
+    assert check(read_adapter(made), spec, alone).verdict == "works"

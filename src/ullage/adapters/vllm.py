@@ -50,6 +50,11 @@ DEFAULT_MAX_LORAS = 1
 MAX_HEAD_ROWS = 258048
 # layers/column_parallel_linear.py: matrices of three parts and more have no fully sharded layer.
 _NEVER_SHARDED = "MergedColumnParallelLinearVariableSlice"
+# Classes that no model was built of for the record, whose mixtures are deepseek_v2.py's or
+# exaone_moe.py's and give their gate to the runner (gate=self.gate).
+_GATE_IN_RUNNER = (
+    "DeepseekForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "ExaoneMoEForCausalLM",
+)  # fmt: skip
 # The class that models run by which vLLM has no class of its own for.
 _BY_LIBRARY = "TransformersForCausalLM"
 
@@ -332,7 +337,11 @@ def _kept(module: ServedModule, served: ServedTree, options: ServeOptions) -> st
         # layers/mamba/: causal_conv1d is given conv1d.weight.
         return "the mixer reads the weight of conv1d and never calls it"
     owner = served.second_owner(module.path)
-    if owner is None or owner.kind.kind != "MoERunner" or _wrapped(owner, served, options):
+    if served.architecture.name in _GATE_IN_RUNNER and module.suffix == "gate":
+        owner = served.modules.get(module.path.removesuffix("gate") + "experts")
+        if owner is None or not _targeted(owner, served, options):
+            return None
+    elif owner is None or owner.kind.kind != "MoERunner" or _wrapped(owner, served, options):
         return None
     return "the mixture keeps its router as it was before the adapter's layer was put round it"
 
