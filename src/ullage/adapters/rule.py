@@ -74,6 +74,17 @@ class Seen:
             "cannot be rewritten."
         )
 
+    @property
+    def whole(self) -> bool:
+        """Whether this engine applies all of it, as training meant."""
+        return self.verdict == "works"
+
+    @property
+    def at_most_a_hint(self) -> Severity | None:
+        """What a rule about an adapter's writing weighs: `info` where this engine takes it whole,
+        since another may not; None is the rule's own severity."""
+        return Severity.info if self.whole else None
+
     def of(self, state: State) -> list[ModuleVerdict]:
         """The engine's verdicts of one state."""
         return [module for module in self.answer.modules if module.state is state]

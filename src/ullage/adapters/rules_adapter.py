@@ -22,11 +22,13 @@ def _method(seen: Seen) -> Answer:
     if kind == "LORA":
         return clear("peft_type", kind, "config")
     return Fired(
-        cause=f"The adapter is {kind}, not LoRA: serving engines have no code for its formula, and "
-        "some read it as LoRA as far as its keys go.",
+        cause=f"The adapter is {kind}, not LoRA: "
+        + _elsewhere(seen, "serving engines have no code for its formula, and some read it as "
+                     "LoRA as far as its keys go."),
         remedy="Merge it into the base with PEFT (merge_and_unload) and serve the merged model.",
         evidence=(told("peft_type", kind, "config"),),
-    )
+        severity=seen.at_most_a_hint,
+    )  # fmt: skip
 
 
 def _dora(seen: Seen) -> Answer:
@@ -56,7 +58,7 @@ def _saved(seen: Seen) -> Answer:
                 told("modules_to_save", ", ".join(seen.adapter.config.modules_to_save) or "none",
                      "config"))  # fmt: skip
     taken = all(".score." in f".{k}" or ".classifier." in f".{k}" for k in whole)
-    if not whole or seen.options.engine in ("peft", "ullage") or taken:
+    if not whole or seen.whole or seen.options.engine in ("peft", "ullage") or taken:
         return Clear(evidence)
     return Fired(
         cause=f"Besides LoRA the adapter holds {len(whole):,} full weights ({some(whole, 2)}), "
@@ -75,7 +77,7 @@ def _biases(seen: Seen) -> Answer:
     evidence = (told("biases stored", stored, "header"), told("bias", config.bias, "config"),
                 told("lora_bias", config.lora_bias, "config"))  # fmt: skip
     trained = stored or config.bias != "none" or config.lora_bias
-    if not trained or seen.options.engine in ("peft", "ullage"):
+    if not trained or seen.whole or seen.options.engine in ("peft", "ullage"):
         return Clear(evidence)
     return Fired(
         cause=f"Biases were trained (bias {config.bias}, lora_bias {config.lora_bias}, {stored:,} "
@@ -105,6 +107,13 @@ def _variants(seen: Seen) -> Answer:
     )
 
 
+def _elsewhere(seen: Seen, what: str) -> str:
+    """What engines do with it, and that this one does not where it does not."""
+    if not seen.whole:
+        return what
+    return f"{what} {seen.options.engine} {seen.answer.version} applies all of it."
+
+
 def _wrappers(seen: Seen) -> Answer:
     words: dict[str, int] = {}
     for tensor in seen.adapter.tensors:
@@ -115,10 +124,11 @@ def _wrappers(seen: Seen) -> Answer:
         return clear("words of frameworks in the keys", 0, "header")
     found = ", ".join(f"{word} in {number:,} keys" for word, number in words.items())
     return Fired(
-        cause=f"The keys still hold what a framework wrapped round the model: {found}. Engines "
-        "that match whole names drop such modules in silence.",
+        cause=f"The keys still hold what a framework wrapped round the model: {found}. "
+        + _elsewhere(seen, "Engines that match whole names drop such modules in silence."),
         remedy=f"Unwrap the model before save_pretrained, or rewrite the file: {seen.fix}.",
         evidence=tuple(told(word, number, "header", "keys") for word, number in words.items()),
+        severity=seen.at_most_a_hint,
     )
 
 
@@ -128,9 +138,11 @@ def _adapter_name(seen: Seen) -> Answer:
         return clear("adapter names in the keys", 0, "header")
     return Fired(
         cause=f"The keys carry the adapter's name ({some(names)}), as a model's own state dict "
-        "does and as no engine reads: PEFT leaves it out when it saves.",
+        "does: PEFT leaves it out when it saves. "
+        + _elsewhere(seen, "Serving engines read no such keys."),
         remedy=f"Save with save_pretrained, or rewrite the file: {seen.fix}.",
         evidence=(told("adapter names in the keys", ", ".join(names), "header"),),
+        severity=seen.at_most_a_hint,
     )
 
 
@@ -159,10 +171,13 @@ def _ranks(seen: Seen) -> Answer:
     return Fired(
         cause=f"{len(wrong):,} modules have another rank than the configuration says: "
         f"{first.module} has {first.rank:,}, r and rank_pattern say {first.rank_declared:,}. "
-        "Engines that believe the configuration scale by alpha over the wrong rank.",
+        + _elsewhere(
+            seen, "Engines that believe the configuration scale by alpha over the wrong rank."
+        ),
         remedy="Put the rank of training into adapter_config.json (r, rank_pattern).",
         evidence=(told("rank of the matrices", first.rank, "header"),
                   told("rank declared", first.rank_declared, "config")),
+        severity=seen.at_most_a_hint,
     )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ def _foreign(seen: Seen) -> Answer:
     # An engine that keeps fused modules apart takes their parts by names that the base lacks.
     elsewhere |= {m.module for m in seen.answer.modules if m.state in MATCHED}
     strange = [name for name in strange if name not in elsewhere]
+    if seen.whole:  # what is applied belongs to the base, by whatever name
+        strange = []
     if seen.tree.spec.towers and strange:
         return NotEvaluable(("the modules of the base's towers",))
     if not strange:
