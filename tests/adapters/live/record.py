@@ -60,8 +60,14 @@ def line(made: outcomes.Made, outcome: outcomes.Outcome) -> dict[str, Any]:
         "unseen": made.recipe.unseen,
         **dataclasses.asdict(outcome),
         "versions": {name: version(name) for name in ("peft", "transformers")} | {"vllm": "0.32.0"},
-        "files": headers.describe(made.adapter),
+        "files": _anywhere(headers.describe(made.adapter), made),
     }
+
+
+def _anywhere(files: dict[str, Any], made: outcomes.Made) -> dict[str, Any]:
+    """The files without the folder of this run."""
+    text = json.dumps(files).replace(str(made.base), f"tiny/{made.recipe.model}")
+    return dict(json.loads(text))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
