@@ -12,6 +12,7 @@ spawns on CPUs (three imports of 12 s for each start).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -121,6 +122,7 @@ def start(arguments: list[str], log: Path) -> int:
     if child:
         return child
     os.setsid()
+    end_with_the_launcher()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -144,6 +146,12 @@ def start(arguments: list[str], log: Path) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def end_with_the_launcher() -> None:
+    """Have Linux end this process when the launcher is killed and cannot do it itself."""
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def stop(child: int) -> None:
