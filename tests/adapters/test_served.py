@@ -19,8 +19,8 @@ from ullage.adapters.base import base_tree
 from ullage.adapters.served import ServedTree, architecture, served_tree
 from ullage.adapters.slots import slot_bytes
 from ullage.adapters.verdict import ServeOptions
-from ullage.adapters.vllm import _wrapped
 from ullage.adapters.vllm_keys import expected_names
+from ullage.adapters.vllm_slots import why_not_wrapped
 from ullage.anatomy import read_config
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadInput
@@ -64,7 +64,7 @@ def test_the_tree_and_its_slots_are_what_vllm_builds(name):
     found = architecture(recorded["architecture"])
     options = ServeOptions()
     served = served_tree(base_tree(spec), found, pooling=False)
-    wrapped = [m for m in served.modules.values() if _wrapped(m, served, options) is None]
+    wrapped = [m for m in served.modules.values() if why_not_wrapped(m, served, options) is None]
     listed = Counter(re.sub(r"(?<=\.)\d+(?=\.|$)", "{i}", module.path) for module in wrapped)
     assert not listed - Counter(recorded["modules"])
     if recorded["architecture"] in PARTLY:
@@ -83,7 +83,7 @@ def _taken(served: ServedTree, spec: ModelSpec, size: int, sharded: bool) -> int
     """Bytes of one slot on one rank of `size`."""
     options = ServeOptions(tensor_parallel_size=size, fully_sharded_loras=sharded)
     return slot_bytes(
-        served, spec, options, 16, lambda module: _wrapped(module, served, options) is None
+        served, spec, options, 16, lambda module: why_not_wrapped(module, served, options) is None
     )
 
 

@@ -1,7 +1,7 @@
 """What one adapter slot of vLLM takes on one rank: `slot_bytes`.
 
 Holds the sizes of the buffers that vLLM 0.32 allocates for every wrapped module, whatever the
-adapter adapts. Which modules are wrapped is `vllm.py`'s business.
+adapter adapts. Which modules are wrapped is `vllm_slots.py`'s business.
 """
 
 from __future__ import annotations
