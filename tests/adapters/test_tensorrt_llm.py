@@ -56,6 +56,27 @@ def test_what_it_applies_works(name: str, tmp_path: Path) -> None:
     assert "tensorrt-llm 1.2" in judgement.source
 
 
+def test_its_source_claims_a_version_for_what_was_matched_to_one_alone(tmp_path: Path) -> None:
+    source = judged("llama", pairs(names(*QV)), tmp_path / "a").source
+    versioned, _, by_commit = source.partition(";")
+    assert "1.2.0rc2" in versioned
+    assert "lora_manager.py" in versioned and "lora_helper.py" in versioned
+    assert "loraUtils.cpp (2a9abd9)" in by_commit and "gated_mlp.py (90f3bec)" in by_commit
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_another_activation_than_silu_is_noted(activation: str, tmp_path: Path) -> None:
+    """Adapters run the base's own activation; which versions serve such a base is said."""
+    path = write(Case("gemma2", pairs(names(*EVERY)), "", 0, 0), tmp_path / "a")
+    config = {**BASES["gemma2"], "hidden_act": activation, "hidden_activation": activation}
+    spec = read_config(config, file="x").spec
+    judgement = check(read_adapter(path), spec, ServeOptions(engine="tensorrt-llm"))
+    assert judgement.verdict == "works"
+    noted = [note for note in judgement.notes if "activation" in note]
+    assert bool(noted) == (activation != "silu")
+    assert all(activation in note for note in noted)
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "the adapter's name in the keys": (
         "llama", pairs(names(*QV), leaf=".lora_{}.default.weight"), {}, "'unsupported key "),

@@ -16,10 +16,12 @@ from ullage.adapters.adapter import Adapter, AdapterModule, AdapterTensor, Matri
 from ullage.adapters.base import BaseTree
 from ullage.adapters.effect import meant_scale
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
+from ullage.anatomy.spec import Dense
 
 SOURCE = (
-    "tensorrt-llm 1.2.0rc2: lora_manager.py, lora_helper.py, _torch/modules/gated_mlp.py, "
-    "cpp/tensorrt_llm/runtime/loraUtils.cpp"
+    "tensorrt-llm 1.2.0rc2 (by version.py): lora_manager.py, lora_helper.py; of a commit each, no "
+    "version known: cpp/tensorrt_llm/runtime/loraUtils.cpp (2a9abd9), "
+    "_torch/modules/gated_mlp.py (90f3bec)"
 )
 VERSION = "1.2"
 DEFAULT_MAX_LORA_RANK = 64
@@ -87,7 +89,27 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         slot_bytes=None,
         limits=(("max_lora_rank", limit), ("max_loras", options.max_loras)),
         supported=tuple(sorted(targets)),
-        notes=("judged for the PyTorch backend and its default mapping of modules",),
+        notes=("judged for the PyTorch backend and its default mapping of modules", *_notes(tree)),
+    )
+
+
+def _notes(tree: BaseTree) -> tuple[str, ...]:
+    """What is read of a gated MLP whose activation is not SiLU (Gemma's).
+
+    gated_mlp.py at 90f3bec runs one _apply_activation with and without adapters, and so takes what
+    the base takes; at 01503f5, before that function, forward_lora asserts SiLU, and forward too
+    raises for all else. No version read serves such a base and refuses its adapters.
+    """
+    found = {
+        layer.feed_forward.activation
+        for layer in tree.spec.layers
+        if isinstance(layer.feed_forward, Dense) and layer.feed_forward.gated
+    } - {"silu", "swish"}
+    if not found:
+        return ()
+    return (
+        f"the MLP's activation is {', '.join(sorted(found))}: adapters are taken where the base is "
+        "(gated_mlp.py at 90f3bec); earlier versions of that file serve SiLU alone",
     )
 
 
