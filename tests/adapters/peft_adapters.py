@@ -122,6 +122,7 @@ CASES: dict[str, Case] = {
     "attention only": Case(settings=_lora(target_modules=["q_proj", "v_proj"])),
     "rank 32": Case(settings=_lora(r=32, lora_alpha=64)),
     "rank 64": Case(settings=_lora(r=64, lora_alpha=64)),
+    "subtracted": Case(settings=_lora(lora_alpha=-8)),
     "custom name": Case(settings=_lora(), adapter_name="my-adapter_2"),
     "rslora": Case(settings=_lora(r=16, lora_alpha=16, use_rslora=True)),
     "dora": Case(settings=_lora(use_dora=True)),

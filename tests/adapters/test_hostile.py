@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile_adapters import CASES, MARK, SOUND
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.adapters.hostile_adapters import CASES, MARK, SOUND
 
 from ullage.adapters.adapter import AdapterConfig
 from ullage.adapters.config import config_from

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import writers
+from peft_adapters import CASES, make_adapter, make_model
 from safetensors.torch import load_file, save_file
-from tests.adapters import writers
-from tests.adapters.peft_adapters import CASES, make_adapter, make_model
 
 from ullage.adapters.adapter import Adapter, Matrix
 from ullage.adapters.read import read_adapter

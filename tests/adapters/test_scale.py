@@ -9,7 +9,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.adapters.peft_adapters import CASES, make_adapter, make_model
+from peft_adapters import CASES, make_adapter, make_model
 
 from ullage.adapters.adapter import AdapterConfig
 from ullage.adapters.automaton import automaton_of
@@ -21,7 +21,15 @@ from ullage.errors import MalformedConfig
 
 SCALED = [
     *("plain", "rank 32", "rslora", "dora", "patterns", "rslora patterns", "embeddings", "gpt2"),
-    *("fused", "moe experts", "moe gate_up", "moe down", "moe router", "vision-language"),
+    *(
+        "subtracted",
+        "fused",
+        "moe experts",
+        "moe gate_up",
+        "moe down",
+        "moe router",
+        "vision-language",
+    ),
 ]
 PLACES = (
     "self_attn.q_proj",
