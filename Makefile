@@ -18,7 +18,7 @@ test-slow: setup
 
 test-vllm: setup
 	bash tools/vllm_setup.sh
-	$(BIN)/pytest -m vllm --timeout 3000 tests/vllm tests/adapters/test_live_vllm.py
+	$(BIN)/pytest -m vllm --timeout 3000 tests/vllm tests/launch tests/adapters/test_live_vllm.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ullage.adapters.rules import RULES as ADAPTER_RULES
+from ullage.adapters.rules.table import RULES as ADAPTER_RULES
 from ullage.audit.pages import index_page, rule_page
 from ullage.audit.rules import RULES as AUDIT_RULES
 

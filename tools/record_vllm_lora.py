@@ -2,7 +2,8 @@
 
 Run with the Python of vLLM's own environment (tools/vllm_setup.sh); re-records the package's table:
 
-    PYTHON_OF_VLLM tools/record_vllm_lora.py ../shared/configs > src/ullage/adapters/vllm_0_32.jsonl
+    PYTHON_OF_VLLM tools/record_vllm_lora.py ../shared/configs \\
+        > src/ullage/adapters/engines/vllm_0_32.jsonl
 
 Models are built on the meta device from shared configurations and from the library's defaults, one
 child process each; an architecture that cannot be built here is recorded from its class alone

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ullage.adapters.read import read_adapter
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.errors import UllageError
 
 LIMIT_BYTES = 500 * 2**20

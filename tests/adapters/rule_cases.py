@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cases import ALL, OTHERS, QV, REPORTED, Case, names, pairs, safetensors, works
 
-from ullage.adapters.rules import Base
+from ullage.adapters.rules.table import Base
 
 PLAIN = works("llama", pairs(names(*QV)), 4)
 

@@ -9,9 +9,9 @@ import pytest
 from cases import ALL, BASES, OTHERS, REPORTED, Case, write
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import read_config
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import ModelSpec
 
 
@@ -59,7 +59,7 @@ def test_there_are_as_many_cases_of_other_kinds_as_were_reported():
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "peft", "ullage"])
 def test_no_engine_leaves_a_case_unknown(name, engine, tmp_path):
-    pytest.importorskip(f"ullage.adapters.{engine.replace('-', '_')}")
+    pytest.importorskip(f"ullage.adapters.engines.{engine.replace('-', '_')}")
     for number, case in enumerate(ALL[name]):
         adapter = read_adapter(write(case, tmp_path / str(number)))
         options = ServeOptions(engine=engine, max_lora_rank=case.options.get("max_lora_rank"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ullage.adapters.adapter import AdapterConfig
-from ullage.adapters.config import PEFT_TYPES, config_from, read_adapter_config
+from ullage.anatomy.adapters.adapter import AdapterConfig
+from ullage.anatomy.adapters.config import PEFT_TYPES, config_from, read_adapter_config
 from ullage.errors import MalformedConfig
 
 LORA = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}

@@ -18,12 +18,12 @@ from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from safetensors.torch import load_file, save_file
 
 from ullage.adapters.check import check
-from ullage.adapters.engines import ENGINES, Engine
-from ullage.adapters.fix import Fixed, fix
-from ullage.adapters.placing import FixRefused
-from ullage.adapters.read import read_adapter
+from ullage.adapters.engines.table import ENGINES, Engine
+from ullage.adapters.rewriting.fix import Fixed, fix
+from ullage.adapters.rewriting.placing import FixRefused
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import ModelSpec
 from ullage.cli.main import main
 from ullage.errors import BadUsage
@@ -270,7 +270,9 @@ def plain_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return EngineAnswer(modules, "source", "this test", "1")
 
-    monkeypatch.setitem(sys.modules, "ullage.adapters.plain_engine", SimpleNamespace(judge=judge))
+    monkeypatch.setitem(
+        sys.modules, "ullage.adapters.engines.plain_engine", SimpleNamespace(judge=judge)
+    )
     monkeypatch.setitem(ENGINES, "vllm", Engine("vllm", "plain_engine", ("0.32",)))
 
 
@@ -343,7 +345,7 @@ def test_a_full_disk_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ullage.adapters.fix.fill", full)
+    monkeypatch.setattr("ullage.adapters.rewriting.fix.fill", full)
     with pytest.raises(BadUsage, match="No space left"):
         fix(adapter, spec("llama"), OPTIONS, tmp_path / "fixed")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]

@@ -9,10 +9,10 @@ import torch
 from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
 from ullage.adapters.check import check
-from ullage.adapters.fix import fix
-from ullage.adapters.read import read_adapter
+from ullage.adapters.rewriting.fix import fix
 from ullage.adapters.verdict import ServeOptions
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 
 IDS = torch.tensor([[3, 9, 27, 81, 5, 15, 45]])
 SGLANG = ServeOptions(engine="sglang")

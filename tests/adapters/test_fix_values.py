@@ -20,10 +20,10 @@ from cases import BASES, text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.adapters.fix import fix
-from ullage.adapters.read import read_adapter
+from ullage.adapters.rewriting.fix import fix
 from ullage.adapters.verdict import ServeOptions
 from ullage.anatomy import read_config
+from ullage.anatomy.adapters.read import read_adapter
 
 # leaf → (place, in, out); of models of hidden size 64, four heads of 16, two KV heads, 128 inside.
 SPLIT = {

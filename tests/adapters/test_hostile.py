@@ -15,10 +15,10 @@ from hostile_adapters import CASES, MARK, SOUND
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.adapters.adapter import AdapterConfig
-from ullage.adapters.config import config_from
-from ullage.adapters.pickled import read_pickled
-from ullage.adapters.scale import expected_scale
+from ullage.anatomy.adapters.adapter import AdapterConfig
+from ullage.anatomy.adapters.config import config_from
+from ullage.anatomy.adapters.pickled import read_pickled
+from ullage.anatomy.adapters.scale import expected_scale
 from ullage.errors import BadInput, MalformedCheckpoint, MalformedConfig
 
 

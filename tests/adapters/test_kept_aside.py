@@ -12,11 +12,11 @@ from cases import BASES as WRAPPERS
 from cases import QV, SIDES, Case, names, pairs, text, write
 
 from ullage.adapters.check import check
-from ullage.adapters.fix import fix
-from ullage.adapters.placing import FixRefused
-from ullage.adapters.read import read_adapter
+from ullage.adapters.rewriting.fix import fix
+from ullage.adapters.rewriting.placing import FixRefused
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import load, read_config
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.errors import BadUsage
 
 LATENT = {

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.adapters.adapter import Matrix
-from ullage.adapters.keys import parse_key
-from ullage.adapters.methods import OTHER_PARAMETERS
+from ullage.anatomy.adapters.adapter import Matrix
+from ullage.anatomy.adapters.keys import parse_key
+from ullage.anatomy.adapters.methods import OTHER_PARAMETERS
 
 Q = "model.layers.0.self_attn.q_proj"
 

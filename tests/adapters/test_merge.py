@@ -15,9 +15,9 @@ from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from safetensors.torch import load_file, save_file
 
 from ullage.adapters.merge import MergedTensor, merge_check
-from ullage.adapters.placing import FixRefused
-from ullage.adapters.read import read_adapter
+from ullage.adapters.rewriting.placing import FixRefused
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.cli.main import main
 
 WEIGHTS = "model.safetensors"

@@ -14,8 +14,8 @@ from live import headers
 from live.verdicts import disagreement, serve_options
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 
 LIVE = Path(__file__).parent / "live"
 RECORDS = [json.loads(line) for line in (LIVE / "outcomes.jsonl").read_text().splitlines()]

@@ -18,9 +18,9 @@ from live import headers
 from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy import load, read_config
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadInput
 

@@ -18,8 +18,8 @@ import writers
 from peft_adapters import CASES, make_adapter, make_model
 from safetensors.torch import load_file, save_file
 
-from ullage.adapters.adapter import Adapter, Matrix
-from ullage.adapters.read import read_adapter
+from ullage.anatomy.adapters.adapter import Adapter, Matrix
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.errors import BadUsage, MalformedCheckpoint, UllageError
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -331,7 +331,8 @@ def test_an_adapter_of_a_405b_model_is_read_from_its_header_alone(tmp_path: Path
 def test_reading_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
     writers.torchtune_own(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from ullage.adapters.read import read_adapter;"
+        "import sys; from pathlib import Path;"
+        "from ullage.anatomy.adapters.read import read_adapter;"
         "read_adapter(Path(sys.argv[1]));"
         "print(sorted({'torch', 'numpy', 'safetensors', 'transformers'} & set(sys.modules)))"
     )

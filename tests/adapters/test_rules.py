@@ -8,9 +8,9 @@ from rule_cases import FIRES, SILENT
 from test_cases import spec_of
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
-from ullage.adapters.rules import RULES, Base
+from ullage.adapters.rules.table import RULES, Base
 from ullage.adapters.verdict import Judgement, ServeOptions
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.findings.finding import Finding, Severity
 
 LEAST_CLEAR = 10

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peft_adapters import CASES, make_adapter, make_model
 
-from ullage.adapters.adapter import AdapterConfig
-from ullage.adapters.automaton import automaton_of
-from ullage.adapters.config import config_from
-from ullage.adapters.patterns import first_match
-from ullage.adapters.read import read_adapter
-from ullage.adapters.scale import expected_scale
+from ullage.anatomy.adapters.adapter import AdapterConfig
+from ullage.anatomy.adapters.automaton import automaton_of
+from ullage.anatomy.adapters.config import config_from
+from ullage.anatomy.adapters.patterns import first_match
+from ullage.anatomy.adapters.read import read_adapter
+from ullage.anatomy.adapters.scale import expected_scale
 from ullage.errors import MalformedConfig
 
 SCALED = [

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from ullage.adapters.base import base_tree
-from ullage.adapters.served import ServedTree, architecture, served_tree
-from ullage.adapters.slots import slot_bytes
+from ullage.adapters.engines.served import ServedTree, architecture, served_tree
+from ullage.adapters.engines.slots import slot_bytes
+from ullage.adapters.engines.vllm_keys import expected_names
+from ullage.adapters.engines.vllm_slots import why_not_wrapped
 from ullage.adapters.verdict import ServeOptions
-from ullage.adapters.vllm_keys import expected_names
-from ullage.adapters.vllm_slots import why_not_wrapped
 from ullage.anatomy import read_config
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadInput

@@ -13,10 +13,10 @@ from cases import BASES, Case, names, pairs, write
 from peft_adapters import CASES, make_adapter, save_base
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
-from ullage.adapters.sglang_fuse import Weight, normalise
+from ullage.adapters.engines.sglang_fuse import Weight, normalise
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy import load, read_config
+from ullage.anatomy.adapters.read import read_adapter
 
 RECORD = Path(__file__).with_name("sglang_loads.jsonl")
 LOADS = [json.loads(line) for line in RECORD.read_text().splitlines()]

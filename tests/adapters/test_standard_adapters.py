@@ -13,9 +13,9 @@ from cases import BASES, Case, names, pairs, write
 from peft_adapters import CASES, make_adapter, save_base
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import load, read_config
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadInput
 

@@ -12,9 +12,9 @@ from cases import BASES, Case, names, pairs, write
 from peft_adapters import CASES, make_adapter, save_base
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy import load, read_config
+from ullage.anatomy.adapters.read import read_adapter
 
 QV = ("self_attn.q_proj", "self_attn.v_proj")
 EVERY = (*QV, "self_attn.k_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",

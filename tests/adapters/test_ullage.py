@@ -11,9 +11,9 @@ import torch
 from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import ServeOptions
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.engine.batch import build_batch
 from ullage.engine.engine import Engine
 from ullage.engine.linear import LINEARS

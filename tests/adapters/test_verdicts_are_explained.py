@@ -10,12 +10,12 @@ from cases import ALL, Case, names, pairs, write
 from peft_adapters import CASES, make_adapter, save_base
 from test_cases import spec_of
 
-from ullage.adapters.adapter import Adapter
 from ullage.adapters.check import check
-from ullage.adapters.engines import ENGINES
-from ullage.adapters.read import read_adapter
+from ullage.adapters.engines.table import ENGINES
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import load
+from ullage.anatomy.adapters.adapter import Adapter
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadInput
 from ullage.findings.finding import Severity

@@ -9,8 +9,8 @@ from cases import ALL, QV, Case, names, pairs, works, write
 from test_cases import spec_of
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions, State
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.errors import BadUsage
 
 PLAIN = works("llama", pairs(names(*QV)), 4)

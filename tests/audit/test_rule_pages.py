@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.adapters.rules import RULES as ADAPTER_RULES
+from ullage.adapters.rules.table import RULES as ADAPTER_RULES
 from ullage.audit import RULES
 from ullage.audit.silent_examples import SILENT
 from ullage.cli.main import main

@@ -1,7 +1,7 @@
 """The modules of a base model that an adapter can change: `base_tree`, `BaseTree.find`.
 
 Holds the tree as a checkpoint names it, and the other names under which the same module is trained
-(bare models, wrappers of language models, stacked experts). What an engine serves is `served.py`.
+(bare models, wrappers of language models, stacked experts). What an engine serves is `engines/`.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ullage.adapters.adapter import Adapter
 from ullage.adapters.base import base_tree
 from ullage.adapters.merge import Wide, wide_rows
-from ullage.adapters.placing import is_whole, place_all
-from ullage.adapters.values import decoded
+from ullage.adapters.rewriting.placing import is_whole, place_all
+from ullage.adapters.rewriting.values import decoded
+from ullage.anatomy.adapters.adapter import Adapter
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry
 from ullage.anatomy.spec import ModelSpec
 

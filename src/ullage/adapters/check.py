@@ -1,18 +1,16 @@
 """One adapter, one base, one engine → a `Judgement`: `check`.
 
-Composes the base's tree, the engine's judge and the rules. Files are read elsewhere (`read.py`,
-`anatomy`).
+Composes the base's tree, the engine's judge and the rules. Files are read by `anatomy`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ullage.adapters.adapter import Adapter
 from ullage.adapters.base import base_tree
 from ullage.adapters.effect import without_effect
-from ullage.adapters.engines import resolve
-from ullage.adapters.rules import Base, findings_of
+from ullage.adapters.engines.table import resolve
+from ullage.adapters.rules.table import Base, findings_of
 from ullage.adapters.verdict import (
     MATCHED,
     EngineAnswer,
@@ -21,6 +19,7 @@ from ullage.adapters.verdict import (
     State,
     verdict_of,
 )
+from ullage.anatomy.adapters.adapter import Adapter
 from ullage.anatomy.spec import ModelSpec
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from ullage.adapters.adapter import Adapter, AdapterModule, AdapterTensor
+from ullage.anatomy.adapters.adapter import Adapter, AdapterModule, AdapterTensor
 from ullage.anatomy.checkpoint import open_regular
 
 _FIRST_BYTES = 256

@@ -1,7 +1,7 @@
 """A merged checkpoint against base + scale·B·A, tensor by tensor: `merge_check`.
 
 Holds the comparison and its error bounds. Where an adapter's pairs belong in the base is
-`placing.py`, reading values `values.py`.
+`adapters/rewriting/placing.py`, reading values `adapters/rewriting/values.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ullage.adapters.adapter import Adapter
 from ullage.adapters.base import base_tree
-from ullage.adapters.pairs import NewPair
-from ullage.adapters.placing import FixRefused, is_whole, place_all
-from ullage.adapters.values import Floats, decoded, element_bytes, floats, raw_rows
+from ullage.adapters.rewriting.pairs import NewPair
+from ullage.adapters.rewriting.placing import FixRefused, is_whole, place_all
+from ullage.adapters.rewriting.values import Floats, decoded, element_bytes, floats, raw_rows
+from ullage.anatomy.adapters.adapter import Adapter
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadUsage

@@ -1,7 +1,7 @@
 """What the last name of a module stands for in a layer, as writers of adapters call it.
 
 Holds names, and which layer of a language model a path is in. Where such a module belongs in a base
-is `placing.py`.
+is `adapters/rewriting/placing.py`.
 """
 
 from __future__ import annotations

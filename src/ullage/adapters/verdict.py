@@ -1,7 +1,7 @@
 """What a check answers: `ServeOptions` in, `EngineAnswer` from one engine, `Judgement` out.
 
 Holds the nouns and how an answer becomes a verdict. What an engine does with an adapter is told by
-one module per engine (`vllm.py`, …), each with `judge(adapter, tree, options) -> EngineAnswer`.
+one module of `engines/` each, with `judge(adapter, tree, options) -> EngineAnswer`.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from typing import Any
 
 from ullage.adapters.base import base_tree
 from ullage.adapters.check import check
-from ullage.adapters.engines import ENGINES
-from ullage.adapters.read import read_adapter
-from ullage.adapters.rules import Base
+from ullage.adapters.engines.table import ENGINES
+from ullage.adapters.rules.table import Base
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import Anatomy, ModelSpec
 from ullage.cli.flags import located, positive_integer
 from ullage.errors import BadUsage

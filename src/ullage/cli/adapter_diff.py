@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ullage.adapters.read import read_adapter
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.cli.adapter import add_adapter_and_base, base_spec
 from ullage.cli.flags import located
 from ullage.errors import BadUsage

@@ -1,6 +1,6 @@
 """`ullage adapter fix ADAPTER --base MODEL --engine E --save DIR`: what the engine reads, written.
 
-Holds flags and what is said of the result; rewriting is `ullage.adapters.fix`.
+Holds flags and what is said of the result; rewriting is `ullage.adapters.rewriting.fix`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ullage.adapters.read import read_adapter
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.cli.adapter import add_adapter_and_base, add_engine_arguments, base_spec, options_from
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from ullage.adapters.fix import Fixed
+    from ullage.adapters.rewriting.fix import Fixed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the adapter; 0 when the engine reads all of it, else nothing is written and 2."""
     try:
-        from ullage.adapters.fix import fix
+        from ullage.adapters.rewriting.fix import fix
     except ImportError as error:
         if (error.name or "ullage").startswith("ullage"):
             raise  # our own mistake, not a missing extra

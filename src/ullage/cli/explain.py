@@ -40,6 +40,8 @@ def _find(rule_id: str) -> Described:
 
 
 def _adapter_rules() -> tuple[Described, ...]:
-    from ullage.adapters.rules import RULES as ADAPTER_RULES  # an audit's rule costs less without
+    from ullage.adapters.rules.table import (
+        RULES as ADAPTER_RULES,  # an audit's rule costs less without
+    )
 
     return ADAPTER_RULES

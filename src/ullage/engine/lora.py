@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from ullage.adapters.adapter import Adapter, AdapterConfig, AdapterModule
-from ullage.adapters.read import read_adapter
+from ullage.anatomy.adapters.adapter import Adapter, AdapterConfig, AdapterModule
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.checkpoint import TensorEntry
 from ullage.anatomy.files.safetensors import read_safetensors
 from ullage.anatomy.spec import ModelSpec

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ullage.adapters.check import check
-from ullage.adapters.fix import fix
-from ullage.adapters.read import read_adapter
+from ullage.adapters.rewriting.fix import fix
 from ullage.anatomy import load
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.errors import UllageError
 
 from .outcomes import Made

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ullage.adapters.check import check
-from ullage.adapters.read import read_adapter
 from ullage.adapters.verdict import Judgement, ServeOptions, State
+from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import ModelSpec
 from ullage.cli.adapter import add_engine_arguments, options_from
 from ullage.errors import UllageError

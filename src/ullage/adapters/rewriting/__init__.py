@@ -1,0 +1,1 @@
+"""Adapters rewritten to what an engine reads."""

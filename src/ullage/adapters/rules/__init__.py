@@ -1,0 +1,1 @@
+"""Findings over an adapter, its base and an engine's answer."""

@@ -1,0 +1,1 @@
+"""LoRA adapters as their files tell them: configuration, keys, tensors, modules."""
