@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 import transformers
-from cases import ALL, BASES, Case, names, pairs, write
+from cases import ALL, BASES, Case, names, pairs, text, write
 from live import headers
 from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
@@ -119,9 +119,44 @@ def test_the_verdict_is_what_peft_does(name: str, tmp_path: Path) -> None:
         agree(judged, changed(model, make_base(kind), path))
 
 
+# Blocks that a configuration turns on, and layers of two kinds.
+GEMMA4 = {
+    "hidden_size_per_layer_input": 0, "global_head_dim": 16, "num_global_key_value_heads": 2,
+    "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"],
+    "tie_word_embeddings": True,
+}  # fmt: skip
+GEMMA4_MOE = {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+              "moe_intermediate_size": 32}  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2,
+    "topk_group": 1, "moe_intermediate_size": 32, "num_key_value_heads": 4, "qk_head_dim": 32,
+    "rope_interleave": True,
+}  # fmt: skip
+CHOSEN: dict[str, dict[str, Any]] = {
+    "gemma4-moe": text("Gemma4ForCausalLM", "gemma4_text", **GEMMA4_MOE),
+    "gemma4-dense": text("Gemma4ForCausalLM", "gemma4_text", **GEMMA4),
+    "gemma4-equal": text("Gemma4ForCausalLM", "gemma4_text",
+                         **{**GEMMA4_MOE, "attention_k_eq_v": True}),
+    "deepseek-mixed": text("DeepseekV3ForCausalLM", "deepseek_v3", **LATENT, q_lora_rank=32,
+                           first_k_dense_replace=1),
+    "deepseek-direct": text("DeepseekV3ForCausalLM", "deepseek_v3", **LATENT, q_lora_rank=None,
+                            first_k_dense_replace=2),
+    "qwen3-mixed": text(
+        "Qwen3MoeForCausalLM", "qwen3_moe", num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, decoder_sparse_step=1, mlp_only_layers=[0], norm_topk_prob=True,
+    ),
+    "qwen2-mixed": text(
+        "Qwen2MoeForCausalLM", "qwen2_moe", num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, shared_expert_intermediate_size=32, decoder_sparse_step=1,
+        mlp_only_layers=[0], num_key_value_heads=4,
+    ),
+}  # fmt: skip
+
+
 def of_library(base: str) -> Any:
     """The case's base model as the library builds it."""
-    return built(BASES[base])
+    return built({**BASES, **CHOSEN}[base])
 
 
 def built(given: Any) -> Any:
@@ -221,6 +256,66 @@ def test_older_trees_and_targets_do_what_is_said(name: str, tmp_path: Path) -> N
     assert as_peft_does(case, tmp_path / "adapter").verdict == verdict
 
 
+def stacked(owner: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Pairs of both parameters of four stacked experts, in both layers."""
+    return {
+        f"base_model.model.model.layers.{i}.{owner}.{inner}lora_{m}.weight": shape
+        for i in range(2) for inner, sides in (("base_layer.", (64, 2 * width)), ("", (width, 64)))
+        for m, shape in (("A", (32, sides[0])), ("B", (sides[1], 32)))
+    }  # fmt: skip
+
+
+def of(layer: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {key: shape for key, shape in shapes.items() if f".layers.{layer}." in key}
+
+
+ROUTER = pairs(names("router.proj"), sides={"router.proj": (64, 4), "proj": (64, 4)})
+DENSE = pairs(names("mlp.gate_proj", "mlp.down_proj"))
+SHARED_SIDES = {"gate_proj": (64, 32), "up_proj": (64, 32), "down_proj": (32, 64)}
+SHARED = pairs(names(*(f"mlp.shared_experts.{p}" for p in SHARED_SIDES)), sides=SHARED_SIDES)
+SHARED_ONE = {key.replace("shared_experts", "shared_expert"): s for key, s in SHARED.items()}
+BOTH = {"target_modules": ["gate_proj", "down_proj", "up_proj"]}
+STACKED = {"target_modules": [], "target_parameters": ["experts.gate_up_proj",
+                                                       "experts.down_proj"]}  # fmt: skip
+QUERIES = pairs(names("self_attn.q_a_proj", "self_attn.q_b_proj"),
+                sides={"q_a_proj": (64, 32), "q_b_proj": (32, 128)})  # fmt: skip
+DIRECT = pairs(names("self_attn.q_proj"), sides={"q_proj": (64, 128)})
+PICKED: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]], str]] = {
+    "a router beside the MLP": ("gemma4-moe", {"target_modules": ["router.proj"]}, ROUTER,
+                                "works"),
+    "experts beside the MLP": ("gemma4-moe", STACKED, stacked("experts", 32), "works"),
+    "the MLP beside experts": ("gemma4-moe", BOTH, DENSE, "works"),
+    "experts of a dense model": (
+        "gemma4-dense", {**STACKED, "target_modules": ["gate_proj", "down_proj"]},
+        {**DENSE, **stacked("experts", 32)}, "partial"),
+    "values in layers that have no projection of them": (
+        "gemma4-equal", {"target_modules": ["q_proj", "v_proj"]}, pairs(QV), "partial"),
+    "dense layers' own": ("qwen2-mixed", BOTH, of(0, DENSE), "works"),
+    "dense layers' names in all": ("qwen2-mixed", BOTH, DENSE, "partial"),
+    "sparse layers' shared expert": ("qwen2-mixed", BOTH, of(1, SHARED_ONE), "works"),
+    "a shared expert in all": ("qwen2-mixed", BOTH, SHARED_ONE, "partial"),
+    # PEFT turns these targets into ones of stacked experts in classes whose keys it converts.
+    "dense layers' targets taken for experts'": ("deepseek-mixed", BOTH, of(0, DENSE),
+                                                 "no_effect"),
+    "shared experts' taken too": ("deepseek-mixed", BOTH, of(1, SHARED), "no_effect"),
+    "Qwen's dense layer": ("qwen3-mixed", {
+        "target_modules": r".*\.0\.mlp\..*_proj"}, of(0, DENSE), "no_effect"),
+    "stacked experts in all": ("deepseek-mixed", STACKED, stacked("mlp.experts", 32), "partial"),
+    "queries of two": ("deepseek-mixed", {"target_modules": ["q_a_proj", "q_b_proj"]}, QUERIES,
+                       "works"),
+    "queries of one": ("deepseek-direct", {"target_modules": ["q_proj"]}, DIRECT, "works"),
+    "Qwen's sparse layer": ("qwen3-mixed", STACKED, of(1, stacked("mlp.experts", 32)), "works"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_blocks_that_a_configuration_picks_are_known(name: str, tmp_path: Path) -> None:
+    base, config, shapes, verdict = PICKED[name]
+    case = Case(base, shapes, verdict, 0, 0, config=config)
+    judged = as_peft_does(case, tmp_path / "adapter")
+    assert (judged.verdict, judged.basis) == (verdict, "verified")
+
+
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("name", ALL)
 def test_cases_of_the_field_do_what_is_said(name: str, which: int, tmp_path: Path) -> None:
@@ -229,7 +324,7 @@ def test_cases_of_the_field_do_what_is_said(name: str, which: int, tmp_path: Pat
 
 def as_peft_does(case: Case, folder: Path) -> Judgement:
     path = write(case, folder)
-    spec = read_config(json.loads(json.dumps(BASES[case.base])), file=case.base).spec
+    spec = read_config(json.loads(json.dumps({**BASES, **CHOSEN}[case.base])), file="base").spec
     judged = check(read_adapter(path), spec, OPTIONS)
     base = of_library(case.base)
     try:

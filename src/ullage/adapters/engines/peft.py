@@ -64,20 +64,25 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         "have the names of the checkpoint",
     )  # fmt: skip
     message: str | None = None
+    unsure = "whether its block-diagonal patterns match" if adapter.config.use_bdlora else None
+    doubt = next((d for m in counted if (d := trained.doubt(m.module)) is not None), None)
     try:
         _find_files(adapter)
+        unsure = unsure or doubt
         targets = targets_of(adapter, trained)
         modules = _Loading(adapter, trained, targets).verdicts(counted)
     except Refused as refusal:
         message = str(refusal)
         modules = tuple(_verdict(module, None, State.REFUSED, detail=message) for module in counted)
+        if doubt is not None and unsure is not None and "not found in the base" in message:
+            message = None  # a target that the record does not show may be there
     return EngineAnswer(
         modules=modules,
-        basis="verified" if trained.known else "source",
+        basis="verified" if trained.known and doubt is None else "source",
         source=SOURCE,
         version=options.version or VERSION,
         message=message,
-        unsure="whether its block-diagonal patterns match" if adapter.config.use_bdlora else None,
+        unsure=unsure,
         slot_bytes=None,
         notes=notes,
     )

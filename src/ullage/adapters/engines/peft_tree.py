@@ -28,13 +28,15 @@ _KINDS: dict[str, Kind] = {
 @dataclass(frozen=True, slots=True)
 class Place:
     """One module of the trained tree. `parameters` are of stacked experts; `class_name` of a module
-    that PEFT has no layer for. `base` gives the sides, None where the base's tree lists none."""
+    that PEFT has no layer for. `base` gives the sides, None where the base's tree lists none.
+    `unsure`: the class builds it for some configurations, and it is not known for this one."""
 
     path: str
     kind: Kind
     base: BaseModule | None = None
     parameters: tuple[str, ...] = ()
     class_name: str = ""
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,11 @@ _LEGACY = Rename(
 @dataclass(frozen=True, slots=True)
 class Record:
     """One class as recorded. `merges` maps expressions of modules of single experts to the stacked
-    parameter that they become a part of."""
+    parameter that they become a part of. `optional` are modules that some configurations, or some
+    layers, do not have."""
 
     modules: Mapping[str, str | Sequence[str]]
+    optional: frozenset[str] = frozenset()
     converted: bool = False
     moe: str | None = None
     output: str | None = None
@@ -98,6 +102,8 @@ class TrainedTree:
         self._namings: tuple[str, ...] = ("checkpoint", "bare")
         if base.root:
             self._namings = ("bare",) if self.headless else ("checkpoint",)
+        self._alike: bool | None = None
+        self._expert_layers = {m.layer for m in base.modules.values() if m.num_experts}
         self._stacks = {pattern.partition("{i}")[0] for pattern in self._listed()}
 
     def _listed(self) -> Iterator[str]:
@@ -144,16 +150,83 @@ class TrainedTree:
         recorded = self.record.modules.get(pattern)
         if recorded is None or not self._in_range(path, pattern):
             return None
+        optional = pattern in self.record.optional
         if not isinstance(recorded, str):
-            return Place(path, "experts", None, tuple(recorded))
+            return self._experts(path, tuple(recorded), optional=optional)
         word, _, class_name = recorded.partition(" ")
         match = self.base.find(path)
-        if match is None and word != "plain" and self._has(pattern):
+        if match is None and (word != "plain" or optional) and self._has(pattern):
             return None
         base = match.module if match is not None else None
         if word == "plain":
             return Place(path, "plain", base, class_name=class_name)
-        return Place(path, "embedding" if word == "embedding" else "linear", base)
+        present = self._is_built(path) if optional and base is None else True
+        if present is False:
+            return None
+        made: Kind = "embedding" if word == "embedding" else "linear"
+        return Place(path, made, base, unsure=present is None)
+
+    def _experts(self, path: str, parameters: tuple[str, ...], *, optional: bool) -> Place | None:
+        """Stacked experts; the base's layers tell which of them are mixtures."""
+        present: bool | None = True
+        stack, _, rest = _pattern(path).partition("{i}")
+        if optional and rest and stack in self._stacks:
+            present = int(path[len(stack) :].partition(".")[0]) in self._expert_layers
+        elif optional:
+            present = self._is_built(path)
+        if present is False:
+            return None
+        return Place(path, "experts", None, parameters, unsure=present is None)
+
+    def _is_built(self, path: str) -> bool | None:
+        """Whether this configuration has an optional module that the base's tree does not list.
+
+        A tower's is there where the tower is. The language model's is not, if the base's names are
+        the record's, for it lists all of them. None where neither tells."""
+        inside = path.startswith(tuple(self._stacks))
+        if not inside:
+            for modality in ("vision", "audio"):
+                if modality in path:
+                    return any(tower.modality == modality for tower in self.base.spec.towers)
+        root = f"{self.base.root}." if self.base.root and not self.base.spec.towers else ""
+        inside = inside or bool(root and path.startswith(root))
+        return False if inside and self._is_named_alike() else None
+
+    def _is_named_alike(self) -> bool:
+        """Whether the record has all of the base's modules by their names in the checkpoint."""
+        if self._alike is None:
+            self._alike = all(
+                _pattern(path) in self.record.modules
+                for path, module in self.base.modules.items()
+                if not module.num_experts and module.tied_to is None
+            )
+        return self._alike
+
+    def doubt(self, path: str) -> str | None:
+        """What is not known of the module at `path`, None when its place, or that it has none, is.
+
+        Absence is known only where the record speaks of the module, or the base has none either."""
+        if not self.known or not path:
+            return None
+        new = self.renamed(path, "base_model.model.")
+        for tried in (path, new):
+            owner = tried.rpartition(".")[0]
+            place = self.find(tried) or self.find(owner)
+            if (
+                place is not None
+                and place.unsure
+                and (place.path == tried or tried.rpartition(".")[2] in place.parameters)
+            ):
+                return f"whether this configuration's model has {place.path}"
+            if place is not None or _pattern(tried) in self.record.modules:
+                return None
+        match = self.base.find(path)
+        if match is None or match.naming != "checkpoint" or self.merged(new) is not None:
+            return None
+        rest = _pattern(path).partition("{i}")[2]
+        if rest and any(pattern.partition("{i}")[2] == rest for pattern in self.record.modules):
+            return None  # the library has it, below another root
+        return f"whether the library builds {path}, which the checkpoint has and no record"
 
     def _in_range(self, path: str, pattern: str) -> bool:
         start = pattern.partition("{i}")[0]
@@ -197,6 +270,7 @@ def record_of(name: str) -> Record | None:
     raw = json.loads(line)
     return Record(
         modules=raw["modules"],
+        optional=frozenset(raw["optional"]),
         converted=raw["converted"],
         moe=raw["moe"],
         output=raw["output"],
