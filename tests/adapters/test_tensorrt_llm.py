@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from cases import BASES, Case, names, pairs, write
 from peft_adapters import CASES, make_adapter, save_base
 
@@ -75,6 +76,21 @@ def test_another_activation_than_silu_is_noted(activation: str, tmp_path: Path) 
     noted = [note for note in judgement.notes if "activation" in note]
     assert bool(noted) == (activation != "silu")
     assert all(activation in note for note in noted)
+
+
+@pytest.mark.parametrize("name", ["WhisperForCausalLM", "BartForConditionalGeneration"])
+def test_a_layer_with_two_attentions_is_not_known(name: str, tmp_path: Path) -> None:
+    """What was read of the engine tells modules apart by the layer's number and the last name."""
+    config = {**getattr(transformers, name).config_class().to_dict(), "architectures": [name]}
+    spec = read_config(config, file="x").spec
+    width = spec.hidden_size
+    modules = [f"model.decoder.layers.0.{part}.q_proj" for part in ("self_attn", "encoder_attn")]
+    for number, module in enumerate(modules):
+        shapes = pairs([module], sides={"q_proj": (width, width)})
+        path = write(Case("llama", shapes, "", 0, 0), tmp_path / str(number))
+        judgement = check(read_adapter(path), spec, ServeOptions(engine="tensorrt-llm"))
+        assert judgement.verdict == "unknown"
+        assert any(name in note and "which of" in note for note in judgement.notes)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {

@@ -86,6 +86,7 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         source=SOURCE,
         version=options.version or VERSION,
         message=message,
+        unsure=_unsure(tree),
         slot_bytes=None,
         limits=(("max_lora_rank", limit), ("max_loras", options.max_loras)),
         supported=tuple(sorted(targets)),
@@ -111,6 +112,26 @@ def _notes(tree: BaseTree) -> tuple[str, ...]:
         f"the MLP's activation is {', '.join(sorted(found))}: adapters are taken where the base is "
         "(gated_mlp.py at 90f3bec); earlier versions of that file serve SiLU alone",
     )
+
+
+def _unsure(tree: BaseTree) -> str | None:
+    """Layers with two attentions (cross-attention, an encoder beside a decoder): names are told
+    apart by the layer's number and the last word, and what was read serves one attention a layer.
+    """
+    number = re.compile(r"\.(\d+)\.")
+    seen: dict[tuple[str, str], str] = {}
+    for path in tree.modules:
+        leaf = path.rpartition(".")[2]
+        match = number.search(path)
+        if match is None or leaf not in ("q_proj", "k_proj", "v_proj", "qkv_proj"):
+            continue
+        other = seen.setdefault((match.group(1), leaf), path)
+        if other != path:
+            return (
+                f"how TensorRT-LLM serves {tree.spec.architecture}, and which of {other} and "
+                f"{path} an adapter of layer {match.group(1)} would reach"
+            )
+    return None
 
 
 def _find_files(adapter: Adapter) -> None:
