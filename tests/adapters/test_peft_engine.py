@@ -316,6 +316,22 @@ def test_blocks_that_a_configuration_picks_are_known(name: str, tmp_path: Path) 
     assert (judged.verdict, judged.basis) == (verdict, "verified")
 
 
+HYBRID = text(
+    "NemotronHForCausalLM", "nemotron_h", hybrid_override_pattern="*E", mamba_num_heads=8,
+    mamba_head_dim=16, n_groups=2, ssm_state_size=16, n_routed_experts=4, num_experts_per_tok=2,
+    moe_intermediate_size=32, moe_shared_expert_intermediate_size=32, n_shared_experts=1,
+)  # fmt: skip
+NEMOTRON = pairs(["backbone.layers.1.mixer.experts.0.up_proj"], sides={"up_proj": (64, 32)})
+
+
+def test_what_the_record_cannot_tell_is_unknown_and_not_verified(tmp_path: Path) -> None:
+    """Modules that the checkpoint lists under names which the library's tree has nowhere."""
+    path = write(Case("x", NEMOTRON, "", 0, 0, config={"target_modules": ["up_proj"]}), tmp_path)
+    spec = read_config(json.loads(json.dumps(HYBRID)), file="x").spec
+    judged = check(read_adapter(path), spec, OPTIONS)
+    assert (judged.verdict, judged.basis) == ("unknown", "source")
+
+
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("name", ALL)
 def test_cases_of_the_field_do_what_is_said(name: str, which: int, tmp_path: Path) -> None:
