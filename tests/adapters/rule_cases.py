@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cases import ALL, OTHERS, QV, REPORTED, Case, names, pairs, safetensors, works
-
+from tests.adapters.cases import ALL, OTHERS, QV, REPORTED, Case, names, pairs, safetensors, works
 from ullage.adapters.rules.table import Base
 
 PLAIN = works("llama", pairs(names(*QV)), 4)

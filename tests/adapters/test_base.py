@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from cases import SIDES
-from test_cases import spec_of
 
+from tests.adapters.cases import SIDES
+from tests.adapters.test_cases import spec_of
 from ullage.adapters.base import base_tree
 
 

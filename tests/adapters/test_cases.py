@@ -6,8 +6,8 @@ import json
 from functools import lru_cache
 
 import pytest
-from cases import ALL, BASES, OTHERS, REPORTED, Case, write
 
+from tests.adapters.cases import ALL, BASES, OTHERS, REPORTED, Case, write
 from ullage.adapters.check import check
 from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import read_config

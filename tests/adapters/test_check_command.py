@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 
 import pytest
-from cases import ALL, BASES, QV, Case, names, pairs, works, write
 
+from tests.adapters.cases import ALL, BASES, QV, Case, names, pairs, works, write
 from ullage.cli.main import main
 
 KEYS = {

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from safetensors.torch import load_file, save_file
 
+from tests.adapters.peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from ullage.adapters.check import check
 from ullage.adapters.engines.table import ENGINES, Engine
 from ullage.adapters.rewriting.fix import Fixed, fix

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import BASES, text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.adapters.cases import BASES, text
 from ullage.adapters.rewriting.fix import fix
 from ullage.adapters.verdict import ServeOptions
 from ullage.anatomy import read_config

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile_adapters import CASES, MARK, SOUND
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.adapters.hostile_adapters import CASES, MARK, SOUND
 from ullage.anatomy.adapters.adapter import AdapterConfig
 from ullage.anatomy.adapters.config import config_from
 from ullage.anatomy.adapters.pickled import read_pickled

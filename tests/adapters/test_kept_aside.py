@@ -8,9 +8,9 @@ from __future__ import annotations
 import peft
 import pytest
 import transformers
-from cases import BASES as WRAPPERS
-from cases import QV, SIDES, Case, names, pairs, text, write
 
+from tests.adapters.cases import BASES as WRAPPERS
+from tests.adapters.cases import QV, SIDES, Case, names, pairs, text, write
 from ullage.adapters.check import check
 from ullage.adapters.rewriting.fix import fix
 from ullage.adapters.rewriting.placing import FixRefused

@@ -244,7 +244,8 @@ def test_a_key_takes_time_in_proportion_to_its_length(part: str) -> None:
 def test_every_method_of_peft_betrays_itself_by_its_keys() -> None:
     peft = pytest.importorskip("peft")
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as configs
-    from peft_adapters import make_base
+
+    from tests.adapters.peft_adapters import make_base
 
     settings: dict[str, dict[str, object]] = {
         "ADALORA": {"total_step": 10},

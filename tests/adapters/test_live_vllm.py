@@ -53,8 +53,9 @@ class Asked:
 def asked(tmp_path_factory) -> Asked:
     """Everything in one go: a launcher, then one server for each model and its flags."""
     import torch
-    from live import draws, fixing, outcomes, table
-    from live.server import launcher
+
+    from tests.adapters.live import draws, fixing, outcomes, table
+    from tests.adapters.live.server import launcher
 
     home = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
     python = Path(home).expanduser() / "bin" / "python"
@@ -92,9 +93,9 @@ def test_the_server_does_what_was_recorded(asked, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_verdict_is_what_the_server_did(asked, model):
-    from live.verdicts import disagreement
     from test_outcomes import NOT_YET, TOLD_OTHERWISE
 
+    from tests.adapters.live.verdicts import disagreement
     from ullage.anatomy import load
 
     wrong, asked_about = [], 0

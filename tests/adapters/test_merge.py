@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from safetensors.torch import load_file, save_file
 
+from tests.adapters.peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from ullage.adapters.merge import MergedTensor, merge_check
 from ullage.adapters.rewriting.placing import FixRefused
 from ullage.anatomy import load

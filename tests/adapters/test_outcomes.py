@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from live import headers
-from live.verdicts import disagreement, serve_options
 
+from tests.adapters.live import headers
+from tests.adapters.live.verdicts import disagreement, serve_options
 from ullage.adapters.check import check
 from ullage.anatomy import load
 from ullage.anatomy.adapters.read import read_adapter

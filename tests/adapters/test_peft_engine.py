@@ -13,10 +13,10 @@ import peft
 import pytest
 import torch
 import transformers
-from cases import ALL, BASES, Case, names, pairs, text, write
-from live import headers
-from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
+from tests.adapters.cases import ALL, BASES, Case, names, pairs, text, write
+from tests.adapters.live import headers
+from tests.adapters.peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from ullage.adapters.check import check
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy import load, read_config

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import writers
-from peft_adapters import CASES, make_adapter, make_model
 from safetensors.torch import load_file, save_file
 
+from tests.adapters import writers
+from tests.adapters.peft_adapters import CASES, make_adapter, make_model
 from ullage.anatomy.adapters.adapter import Adapter, Matrix
 from ullage.anatomy.adapters.read import read_adapter
 from ullage.errors import BadUsage, MalformedCheckpoint, UllageError

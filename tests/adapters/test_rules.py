@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cases import Case, write
-from rule_cases import FIRES, SILENT
-from test_cases import spec_of
 
+from tests.adapters.cases import Case, write
+from tests.adapters.rule_cases import FIRES, SILENT
+from tests.adapters.test_cases import spec_of
 from ullage.adapters.check import check
 from ullage.adapters.rules.table import RULES, Base
 from ullage.adapters.verdict import Judgement, ServeOptions

@@ -9,8 +9,8 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from peft_adapters import CASES, make_adapter, make_model
 
+from tests.adapters.peft_adapters import CASES, make_adapter, make_model
 from ullage.anatomy.adapters.adapter import AdapterConfig
 from ullage.anatomy.adapters.automaton import automaton_of
 from ullage.anatomy.adapters.config import config_from

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import transformers
-from cases import BASES, Case, names, pairs, write
-from peft_adapters import CASES, make_adapter, save_base
 
+from tests.adapters.cases import BASES, Case, names, pairs, write
+from tests.adapters.peft_adapters import CASES, make_adapter, save_base
 from ullage.adapters.check import check
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy import load, read_config

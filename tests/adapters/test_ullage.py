@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 
+from tests.adapters.peft_adapters import CASES, make_adapter, make_base, make_model, save_base
 from ullage.adapters.check import check
 from ullage.adapters.verdict import ServeOptions
 from ullage.anatomy import load

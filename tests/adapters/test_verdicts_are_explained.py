@@ -6,10 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from cases import ALL, Case, names, pairs, write
-from peft_adapters import CASES, make_adapter, save_base
-from test_cases import spec_of
 
+from tests.adapters.cases import ALL, Case, names, pairs, write
+from tests.adapters.peft_adapters import CASES, make_adapter, save_base
+from tests.adapters.test_cases import spec_of
 from ullage.adapters.check import check
 from ullage.adapters.engines.table import ENGINES
 from ullage.adapters.verdict import Judgement, ServeOptions

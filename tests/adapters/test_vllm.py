@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cases import ALL, QV, Case, names, pairs, works, write
-from test_cases import spec_of
 
+from tests.adapters.cases import ALL, QV, Case, names, pairs, works, write
+from tests.adapters.test_cases import spec_of
 from ullage.adapters.check import check
 from ullage.adapters.verdict import Judgement, ServeOptions, State
 from ullage.anatomy.adapters.read import read_adapter

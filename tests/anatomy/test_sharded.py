@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_files import header_of, safetensors_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.anatomy.checkpoint_files import header_of, safetensors_bytes
 
 from ullage.anatomy import load
 from ullage.anatomy.checkpoint import CheckpointIndex

@@ -1,6 +1,6 @@
 """Asks a real vLLM about every recipe and writes outcomes.jsonl and bases.json beside this file.
 
-    cd tests/adapters && ../../.venv/bin/python -m live.record [word of a recipe's name …]
+    .venv/bin/python -m tests.adapters.live.record [word of a recipe's name …]
 
 With words, only those recipes are asked again; the other lines stay.
 """
