@@ -123,7 +123,9 @@ def _in_child(work: Any) -> dict[str, Any]:
         try:
             answer = work()
         except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+            # One sentence, without this run's folder: what follows is the library's advice.
+            said = re.sub(r" for '/tmp/[^']*'", "", str(error)).partition(". ")[0]
+            answer = {"error": f"{type(error).__name__}: {said}"[:300]}
         with os.fdopen(write, "w") as stream:
             json.dump(answer, stream)
         os._exit(0)
