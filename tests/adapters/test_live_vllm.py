@@ -93,9 +93,8 @@ def test_the_server_does_what_was_recorded(asked, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_verdict_is_what_the_server_did(asked, model):
-    from test_outcomes import NOT_YET, TOLD_OTHERWISE
-
     from tests.adapters.live.verdicts import disagreement
+    from tests.adapters.test_outcomes import NOT_YET, TOLD_OTHERWISE
     from ullage.anatomy import load
 
     wrong, asked_about = [], 0
