@@ -234,6 +234,17 @@ def test_mlx_matrices_are_turned_round(spec: Spec, tmp_path: Path) -> None:
     assert torch.allclose(under_peft(make_base("llama"), tmp_path / "fixed"), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("init", ["pissa_niter_4", "LoftQ", "an init of next year"])
+def test_inits_that_change_the_base_or_are_not_known_are_refused(
+    init: str, spec: Spec, tmp_path: Path
+) -> None:
+    made = make_adapter("compiled", tmp_path)
+    config = made / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "init_lora_weights": init}))
+    with pytest.raises(FixRefused, match="changed the base weights"):
+        fix(read_adapter(made), spec("llama"), OPTIONS, tmp_path / "fixed")
+
+
 def test_torchtunes_own_layout_is_refused(spec: Spec, tmp_path: Path) -> None:
     """Its rows of Q and K stand in Meta's rotary order: renaming them would turn heads round."""
     name = "layers.0.attn.q_proj"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
+from ullage.adapters.verdict import ModuleVerdict, State
 from ullage.anatomy.adapters.adapter import Adapter, AdapterModule, AdapterTensor
 from ullage.anatomy.checkpoint import open_regular
 
@@ -23,6 +24,19 @@ def meant_scale(module: AdapterModule) -> float | None:
     if scale is None or rank is None or declared is None or rank == declared:
         return scale
     return scale * declared / rank
+
+
+def module_verdict(
+    module: AdapterModule,
+    target: str | None,
+    state: State,
+    applied: float | None = None,
+    detail: str = "",
+) -> ModuleVerdict:
+    """What becomes of `module`, beside the scale that its training meant."""
+    tensor = module.a if module.a is not None else module.tensors[0]
+    meant = meant_scale(module)
+    return ModuleVerdict(tensor.key.text, module.module, target, meant, applied, state, detail)
 
 
 def without_effect(adapter: Adapter) -> frozenset[int]:

@@ -15,6 +15,7 @@ import torch
 
 from ullage.anatomy.adapters.adapter import Adapter, AdapterConfig, AdapterModule
 from ullage.anatomy.adapters.read import read_adapter
+from ullage.anatomy.adapters.scale import changes_base
 from ullage.anatomy.checkpoint import TensorEntry
 from ullage.anatomy.files.safetensors import read_safetensors
 from ullage.anatomy.spec import ModelSpec
@@ -23,9 +24,6 @@ from ullage.engine.weights import NAMES, read_tensor
 from ullage.errors import BadInput
 
 Site = Literal["qkv", "output", "gate_up", "down"]
-# The inits after which PEFT's saved adapter is a plain LoRA; others (PiSSA, OLoRA, CorDA, LoftQ)
-# change the base weights when they load (peft 0.21, tuners/lora/layer.py).
-PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 # What an adapter may ask for that would be ignored here: (does it ask, what to say).
 UNSUPPORTED: Sequence[tuple[Callable[[AdapterConfig], bool], str]] = (
     (lambda c: c.peft_type.upper() != "LORA", "adapters other than LoRA are not run"),
@@ -38,9 +36,7 @@ UNSUPPORTED: Sequence[tuple[Callable[[AdapterConfig], bool], str]] = (
     (lambda c: bool(c.use_bdlora), "block-diagonal LoRA is not run"),
     (lambda c: bool(c.trainable_token_indices), "trainable tokens are not run"),
     (
-        lambda c: (
-            isinstance(c.init_lora_weights, str) and c.init_lora_weights.lower() not in PLAIN_INITS
-        ),
+        lambda c: changes_base(c.init_lora_weights),
         "an init that changes the base weights is not run",
     ),
 )

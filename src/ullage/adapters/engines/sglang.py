@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ullage.adapters.base import BaseModule, BaseTree
-from ullage.adapters.effect import meant_scale
+from ullage.adapters.effect import meant_scale, module_verdict
 from ullage.adapters.engines.sglang_config import (
     NORMAL,
     VOCABULARY,
@@ -32,6 +32,7 @@ from ullage.adapters.engines.sglang_fuse import (
 )
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
 from ullage.anatomy.adapters.adapter import Adapter, AdapterModule, Matrix
+from ullage.anatomy.adapters.scale import changes_base
 
 SOURCE = (
     "sglang 0.5.23: srt/lora/lora_config.py, srt/lora/lora.py, srt/lora/lora_manager.py, "
@@ -43,8 +44,6 @@ DEFAULT_MAX_LORAS = 8
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # RowParallelLinear cuts A by the width of its input, the others B by the height of their output.
 _ROW = ("o_proj", "down_proj", "out_proj", "wo_ud")
-# peft's inits that leave the base as it is.
-_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnswer:
@@ -66,7 +65,9 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         modules = _Loading(adapter, tree, targets).verdicts(counted)
     except Refused as refusal:
         message = str(refusal)
-        modules = tuple(_verdict(module, None, State.REFUSED, detail=message) for module in counted)
+        modules = tuple(
+            module_verdict(module, None, State.REFUSED, detail=message) for module in counted
+        )
     return EngineAnswer(
         modules=modules,
         basis="source",
@@ -91,15 +92,6 @@ def _outputs(bases: list[BaseModule]) -> Iterable[int]:
 
 
 # --- the weights ---------------------------------------------------------------------------------
-
-
-def _verdict(
-    module: AdapterModule, target: str | None, state: State, applied: float | None = None,
-    detail: str = "",
-) -> ModuleVerdict:  # fmt: skip
-    tensor = module.a or module.tensors[0]
-    meant = meant_scale(module)
-    return ModuleVerdict(tensor.key.text, module.module, target, meant, applied, state, detail)
 
 
 @dataclass(slots=True)
@@ -139,17 +131,17 @@ class _Loading:
         name = next((name for name in VOCABULARY if name in text), None)
         if name is None:
             detail = "its name has no layers.N. in it, and SGLang passes over it"
-            return _verdict(module, None, State.UNMAPPED, detail=detail)
+            return module_verdict(module, None, State.UNMAPPED, detail=detail)
         own = self.adapter.config.target_modules
         if not isinstance(own, str) and name not in normal(own or ()):
             detail = f"{name} is not in target_modules of adapter_config.json: it is passed over"
-            return _verdict(module, name, State.IGNORED, detail=detail)
+            return module_verdict(module, name, State.IGNORED, detail=detail)
         if name not in self.targets:
             detail = f"--lora-target-modules leaves {name} out"
-            return _verdict(module, name, State.IGNORED, detail=detail)
+            return module_verdict(module, name, State.IGNORED, detail=detail)
         if module.a is None or module.b is None:
             detail = "SGLang takes LoRA matrices alone, no whole weights"
-            return _verdict(module, name, State.IGNORED, detail=detail)
+            return module_verdict(module, name, State.IGNORED, detail=detail)
         rank = self.adapter.config.rank or 0
         spec = self.tree.spec
         width = spec.embedding_size or spec.hidden_size
@@ -171,7 +163,7 @@ class _Loading:
             target = f"{parent}.{target}"
         for number, name in slot.replaced.items():
             detail = f"{name} is loaded into {target} after it"
-            found[number] = _verdict(modules[number], target, State.DOUBLED, detail=detail)
+            found[number] = module_verdict(modules[number], target, State.DOUBLED, detail=detail)
         state, detail = self._copied(layer, slot, bases)
         matrices = set(slot.a.owners) if slot.a is not None else set()
         for number in (*matrices, *(slot.b.owners if slot.b is not None else ())):
@@ -184,7 +176,7 @@ class _Loading:
             applied = self._scale() if state is State.SHAPE_MISMATCH else None
             given = State.IGNORED if state is State.APPLIED else state
             where = None if state is State.UNMAPPED else target
-            found[number] = _verdict(module, where, given, applied, detail)
+            found[number] = module_verdict(module, where, given, applied, detail)
 
     def _bases(self, layer: int, slot: Slot) -> list[BaseModule]:
         """The base's modules that the buffer's target is made of."""
@@ -252,11 +244,11 @@ class _Loading:
         applied, meant = self._scale(), meant_scale(module)
         left_out = self._left_out(module)
         if left_out:
-            return _verdict(module, target, State.ALTERED, applied, left_out)
+            return module_verdict(module, target, State.ALTERED, applied, left_out)
         if meant is None or abs(meant - applied) <= 1e-6 * max(abs(meant), abs(applied)):
-            return _verdict(module, target, State.APPLIED, applied)
+            return module_verdict(module, target, State.APPLIED, applied)
         detail = f"applied at {applied:g} where training meant {meant:g}"
-        return _verdict(module, target, State.WRONG_SCALE, applied, detail)
+        return module_verdict(module, target, State.WRONG_SCALE, applied, detail)
 
     def _left_out(self, module: AdapterModule) -> str:
         """What SGLang does not read, and the sum is another without."""
@@ -266,7 +258,7 @@ class _Loading:
             return "the bias of B is passed over"
         if any(tensor.key.matrix is Matrix.SAVED for tensor in module.saved):
             return "the trained bias of the base is passed over"
-        if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        if changes_base(init):
             return f"init_lora_weights {init!r} changed the base in training, which is not redone"
         if config.alora_invocation_tokens:
             return "it is added from the first token on, not from its invocation tokens"

@@ -13,9 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from ullage.adapters.base import BaseTree
-from ullage.adapters.effect import meant_scale
+from ullage.adapters.effect import meant_scale, module_verdict
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
 from ullage.anatomy.adapters.adapter import Adapter, AdapterModule, AdapterTensor, Matrix
+from ullage.anatomy.adapters.scale import changes_base
 from ullage.anatomy.spec import Dense
 
 SOURCE = (
@@ -50,7 +51,6 @@ _LEAVES: dict[str, tuple[str, ...]] = {
     "o_proj": ("o",), "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",),
     "gate_up_proj": ("gate", "up"),
 }  # fmt: skip
-_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 class Refused(Exception):
@@ -79,7 +79,9 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
         modules = loading.verdicts(counted, targets)
     except Refused as refusal:
         message = str(refusal)
-        modules = tuple(_verdict(module, None, State.REFUSED, detail=message) for module in counted)
+        modules = tuple(
+            module_verdict(module, None, State.REFUSED, detail=message) for module in counted
+        )
     return EngineAnswer(
         modules=modules,
         basis="source",
@@ -164,15 +166,6 @@ def _targets(loading: _Loading, options: ServeOptions) -> tuple[str, ...]:
     if any(part in found for part in parts):
         found += [part for part in parts if part not in found]
     return tuple(found)
-
-
-def _verdict(
-    module: AdapterModule, target: str | None, state: State, applied: float | None = None,
-    detail: str = "",
-) -> ModuleVerdict:  # fmt: skip
-    tensor = module.a or module.tensors[0]
-    meant = meant_scale(module)
-    return ModuleVerdict(tensor.key.text, module.module, target, meant, applied, state, detail)
 
 
 @dataclass(slots=True)
@@ -279,17 +272,17 @@ class _Loading:
         where = f"layers.{self.layers[number]}.{name}"
         if name not in targets:
             detail = f"lora_target_modules leaves {name} out"
-            return _verdict(module, where, State.IGNORED, detail=detail)
+            return module_verdict(module, where, State.IGNORED, detail=detail)
         if last[self._place(number, module)] != number:
             detail = f"another module is loaded into {where} after it"
-            return _verdict(module, where, State.DOUBLED, detail=detail)
+            return module_verdict(module, where, State.DOUBLED, detail=detail)
         if number in self.experts or name.startswith("moe_"):
             detail = "experts and routers are served without adapters"
-            return _verdict(module, where, State.IGNORED, detail=detail)
+            return module_verdict(module, where, State.IGNORED, detail=detail)
         sides = self._sides(self.layers[number], name)
         if sides is None:
             detail = f"layer {self.layers[number]} of the served model has no {name}"
-            return _verdict(module, None, State.UNMAPPED, detail=detail)
+            return module_verdict(module, None, State.UNMAPPED, detail=detail)
         return self._sized(module, name, where, sides, room)
 
     def _vocabulary(self, module: AdapterModule) -> ModuleVerdict:
@@ -297,9 +290,9 @@ class _Loading:
         leaf = module.module.rpartition(".")[2]
         saved = all(tensor.key.matrix is Matrix.SAVED for tensor in module.tensors)
         if saved and leaf in self.adapter.config.modules_to_save:
-            return _verdict(module, leaf, State.APPLIED)
+            return module_verdict(module, leaf, State.APPLIED)
         detail = "weights of the head and the embedding are passed over, unless in modules_to_save"
-        return _verdict(module, leaf, State.IGNORED, detail=detail)
+        return module_verdict(module, leaf, State.IGNORED, detail=detail)
 
     def _sized(
         self, module: AdapterModule, name: str, where: str, sides: tuple[int, int], room: int
@@ -313,15 +306,15 @@ class _Loading:
             if rank * sum(sides) > room:
                 raise Refused(f"lora_weights has to few values for {name}")
             detail = f"its values are read as matrices of {sides[0]} inputs and {sides[1]} outputs"
-            return _verdict(module, where, State.SHAPE_MISMATCH, applied, detail)
+            return module_verdict(module, where, State.SHAPE_MISMATCH, applied, detail)
         altered = self._altered(module, name)
         if altered:
-            return _verdict(module, where, State.ALTERED, applied, altered)
+            return module_verdict(module, where, State.ALTERED, applied, altered)
         meant = meant_scale(module)
         if meant is None or abs(meant - applied) <= 1e-6 * max(abs(meant), abs(applied)):
-            return _verdict(module, where, State.APPLIED, applied)
+            return module_verdict(module, where, State.APPLIED, applied)
         detail = f"applied at {applied:g} where training meant {meant:g}"
-        return _verdict(module, where, State.WRONG_SCALE, applied, detail)
+        return module_verdict(module, where, State.WRONG_SCALE, applied, detail)
 
     def _scale(self, rank: int) -> float:
         """load_from_hf: the configuration's alpha by the matrix's own rank; no patterns."""
@@ -339,7 +332,7 @@ class _Loading:
             return "DoRA's magnitude is stored, and the sum is not normed by it"
         if name == "mlp_gate_up":
             return "the halves of B are exchanged, unless swap_gate_up_proj_lora_b_weight is false"
-        if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        if changes_base(init):
             return f"init_lora_weights {init!r} changed the base in training, which is not redone"
         if config.alora_invocation_tokens:
             return "it is added from the first token on, not from its invocation tokens"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ullage import __version__
 from ullage.adapters.base import BaseTree
+from ullage.adapters.effect import module_verdict
 from ullage.adapters.verdict import EngineAnswer, ModuleVerdict, ServeOptions, State
 from ullage.anatomy.adapters.adapter import Adapter, AdapterModule
 from ullage.errors import BadInput, BadUsage
@@ -57,17 +58,10 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
 
 
 def _verdict(module: AdapterModule, state: State, detail: str = "") -> ModuleVerdict:
-    tensor = module.a or module.tensors[0]
-    applied = state is State.APPLIED
-    return ModuleVerdict(
-        tensor.key.text,
-        module.module,
-        module.module if applied else None,
-        module.scale,
-        module.scale if applied else None,
-        state,
-        detail,
-    )
+    """The engine names modules as the base does, and multiplies with the scale that was meant."""
+    if state is State.APPLIED:
+        return module_verdict(module, module.module, state, module.scale)
+    return module_verdict(module, None, state, detail=detail)
 
 
 def _float32_bytes(adapter: Adapter) -> int:

@@ -24,6 +24,7 @@ from ullage.adapters.rewriting.values import Made, fill, write_hole
 from ullage.adapters.verdict import Judgement, ServeOptions, verdict_of
 from ullage.anatomy.adapters.adapter import Adapter, AdapterConfig, AdapterModule
 from ullage.anatomy.adapters.read import read_adapter
+from ullage.anatomy.adapters.scale import changes_base
 from ullage.anatomy.spec import ModelSpec
 from ullage.errors import BadUsage
 
@@ -125,7 +126,7 @@ def _require_plain(adapter: Adapter) -> None:
         found = "layer_replication changes the base model"
     elif config.writer == "torchtune" and any(t.key.parameter == "lora_a" for t in adapter.tensors):
         found = "torchtune's own layout, whose rotary rows stand in another order"
-    elif _changes_base(config.init_lora_weights):
+    elif changes_base(config.init_lora_weights):
         found = f"init_lora_weights={config.init_lora_weights!r} changed the base weights"
     elif not any(module.a or module.b for module in adapter.modules):
         found = "no pair of matrices"
@@ -133,11 +134,6 @@ def _require_plain(adapter: Adapter) -> None:
         found = _uncertain_scale(adapter)
     if found is not None:
         raise FixRefused(found, file=adapter.path, expected="a plain LoRA adapter in safetensors")
-
-
-def _changes_base(init: bool | str) -> bool:
-    """PEFT 0.21 (tuners/lora/layer.py): these subtract the adapter's start from the weights."""
-    return isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq"))
 
 
 def _uncertain_scale(adapter: Adapter) -> str | None:

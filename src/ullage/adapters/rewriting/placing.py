@@ -12,6 +12,7 @@ from ullage.adapters.base import BaseModule, BaseTree
 from ullage.adapters.parts import FUSED, ROLES, layer_and_leaf
 from ullage.adapters.rewriting.pairs import NewPair, joined_pair, split_pair, whole_pair
 from ullage.anatomy.adapters.adapter import AdapterModule, Matrix
+from ullage.anatomy.adapters.modules import depth_of
 from ullage.anatomy.spec import Attention
 from ullage.errors import BadInput
 
@@ -103,12 +104,7 @@ def _direct(module: AdapterModule, tree: BaseTree) -> Placed | None:
 def _stacked(module: AdapterModule, path: str) -> Placed:
     """Experts' parameters keep PEFT's way of writing: nested below the module, not by name."""
     assert module.a is not None
-    depth = 0
-    for word in reversed(module.a.key.wrappers):
-        if word != "base_layer":
-            break
-        depth += 1
-    nest = "base_layer." * depth
+    nest = "base_layer." * depth_of(module.a.key)
     owner, _, _ = path.rpartition(".")
     trained, _, _ = module.module.rpartition(".")
     layout = (f"{nest}lora_A.weight", f"{nest}lora_B.weight")

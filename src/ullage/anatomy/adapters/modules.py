@@ -76,12 +76,13 @@ def _nesting(tensors: Iterable[AdapterTensor]) -> dict[str, int]:
     depths: dict[str, int] = {}
     for tensor in tensors:
         if tensor.key.matrix in (Matrix.A, Matrix.B):
-            depth = _depth(tensor.key)
+            depth = depth_of(tensor.key)
             depths[tensor.key.module] = max(depth, depths.get(tensor.key.module, 0))
     return depths
 
 
-def _depth(key: AdapterKey) -> int:
+def depth_of(key: AdapterKey) -> int:
+    """How many wrappers stand between a stack of experts and this pair."""
     depth = 0
     for word in reversed(key.wrappers):
         if word != "base_layer":
@@ -103,7 +104,7 @@ def _expert(key: AdapterKey, config: AdapterConfig, depths: dict[str, int]) -> A
     deepest = depths[key.module]
     if len(known) != len(targets) or len(known) != deepest + 1:
         return key
-    return replace(key, module=f"{key.module}.{known[deepest - _depth(key)]}")
+    return replace(key, module=f"{key.module}.{known[deepest - depth_of(key)]}")
 
 
 def _targets_of(module: str, targets: Iterable[str]) -> list[str]:

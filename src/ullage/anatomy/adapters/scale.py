@@ -18,6 +18,18 @@ DEFAULT_ALPHA = 8.0
 # mlx_vlm 0.7.10, trainer/peft/utils.py, of its older layout.
 _DEFAULT_ALPHA_MLX_VLM = 0.1
 
+# PEFT 0.21.2, tuners/lora/layer.py: these only draw the adapter's first values (lora_ga changes the
+# base weights in training alone). Others (PiSSA, OLoRA, CorDA, LoftQ) change them at every load.
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+
+
+def changes_base(init: bool | str) -> bool:
+    """Whether an adapter of this `init_lora_weights` is more than base + scale · B · A.
+
+    An init that is not known counts as one that does.
+    """
+    return isinstance(init, str) and init.lower() not in _PLAIN_INITS
+
 
 def expected_scale(config: AdapterConfig, module: str) -> tuple[int | None, float | None]:
     """The rank and the scale of `module` (its path in the trained tree), None where not defined.
