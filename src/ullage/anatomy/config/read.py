@@ -1,21 +1,19 @@
 """A configuration → `Anatomy`: finds the text model in it, its family, and composes the parts.
 
-Composition only; the parts are read by `layer_kinds`, `mixers`, `feed_forward`, `positions` and
-`towers`. Nothing is opened here: that is `open.py`.
+Composition only; the stacks are read by `body.py` and its neighbours, what stands in front by
+`towers/`. Nothing is opened here: that is `open.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from ullage.anatomy.config.encoder_decoder import read_stacks
+from ullage.anatomy.config.body import read_body
 from ullage.anatomy.config.found import Found, find_text
-from ullage.anatomy.config.heads import has_lm_head, is_encoder_alone, judges_of
+from ullage.anatomy.config.heads import has_lm_head, judges_of
 from ullage.anatomy.config.keys import MAX_WIDTH, Mode, Reading, Section, show
-from ullage.anatomy.config.layers import read_layers, read_mtp
 from ullage.anatomy.config.mixers import fact, maybe_size
-from ullage.anatomy.config.positions import read_disentangled, read_positions
+from ullage.anatomy.config.positions import read_disentangled
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.families.table import UNSUPPORTED
 from ullage.anatomy.quantization.read import doubt_of, read_quantization
@@ -70,71 +68,35 @@ def _read(
     reading = Reading(file, mode)
     found = find_text(config, reading)
     text, family = found.text, found.family
-    if found.model_type in UNSUPPORTED and family.name == "generic":
-        raise UnsupportedModel(
-            f"{show(found.model_type)} has {UNSUPPORTED[found.model_type]}",
-            file=file,
-            field=text.field("model_type"),
-            expected="a kind of model that can be priced",
-        )
-    _check_row(found)
+    _check_row(found, file)
     for name in family.flatten:
         text.flatten(name)
     text.ignore(*family.ignored, *family.apart)
     hidden_size = text.integer("hidden_size", maximum=MAX_WIDTH)
     embedding = text.optional_integer("embedding_size", maximum=MAX_WIDTH)
-    stacks = None
-    if family.kind == "encoder-decoder":
-        stacks = read_stacks(text, found.around, family)
-    if stacks is not None and (family.decoder_alone or found.architecture.endswith("ForCausalLM")):
-        stacks = replace(stacks, encoder=(), encoder_positions=None)  # the decoder alone
-    kind = family.kind
-    if stacks is not None and is_encoder_alone(found):
-        kind = "encoder"
-        stacks = replace(
-            stacks,
-            encoder=(),
-            encoder_positions=None,
-            decoder=stacks.encoder,
-            decoder_positions=stacks.encoder_positions or stacks.decoder_positions,
-        )
-    if stacks is None:
-        # 0 where nothing limits the length, as in a stack of states.
-        max_positions = text.optional_integer("max_position_embeddings") or 0
-        layers, dense, experts = read_layers(text, family)
-        mtp = read_mtp(text, family, layers, dense, experts)
-        positions = read_positions(text, family, max_positions)
-    else:
-        layers, mtp, max_positions = stacks.decoder, (), stacks.max_positions
-        positions = stacks.decoder_positions
+    body = read_body(found, hidden_size)
     judges, num_labels = judges_of(found)
     spec = ModelSpec(
         model_type=found.model_type,
         architecture=found.architecture,
         family=family.name,
-        kind=kind,
+        kind=body.kind,
         hidden_size=hidden_size,
         vocab_size=text.integer("vocab_size", maximum=MAX_VOCAB),
-        max_positions=max_positions,
-        layers=layers,
+        max_positions=body.max_positions,
+        layers=body.layers,
         norm=_norm(text, family),
-        positions=positions,
+        positions=body.positions,
         tie_embeddings=_tied(found),
         dtype=_dtype(found),
         embedding_size=None if embedding == hidden_size else embedding,
-        encoder_layers=stacks.encoder if stacks else (),
-        encoder_hidden_size=stacks.encoder_hidden_size
-        if stacks
-        else _seen_width(text, family, hidden_size),
-        encoder_positions=stacks.encoder_positions if stacks else None,
-        mtp_layers=mtp,
+        encoder_layers=body.encoder,
+        encoder_hidden_size=body.encoder_hidden_size,
+        encoder_positions=body.encoder_positions,
+        mtp_layers=body.mtp,
         token_types=_token_types(text, family),
         final_norm=_final_norm(text, family),
-        embedding_norm=family.embedding_norm
-        or (
-            family.embedding_norm_if is not None
-            and bool(maybe_size(text, family.embedding_norm_if))
-        ),
+        embedding_norm=_embedding_norm(text, family),
         embedding_scale=_embedding_scale(text, family, hidden_size),
         lm_head=has_lm_head(found),
         judges=judges,
@@ -145,9 +107,11 @@ def _read(
         logit_soft_cap=text.optional_number("final_logit_softcapping"),
         residual_streams=text.integer("hc_mult", 1, why="default: one stream", maximum=64),
         per_layer_input=_per_layer_input(text),
-        family_sizes=_family_sizes(text, family, hidden_size)
-        + _outer_sizes(found)
-        + (stacks.sizes if stacks else ()),
+        family_sizes=(
+            *_family_sizes(text, family, hidden_size),
+            *_outer_sizes(found),
+            *body.sizes,
+        ),
         towers=read_towers(found.around, text, hidden_size, family.apart),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
@@ -161,9 +125,21 @@ def _read(
     return spec, reading, tuple(unread)
 
 
-def _check_row(found: Found) -> None:
-    """Raise where the family's row holds for other values or another class only."""
+def _embedding_norm(text: Section, family: Family) -> bool:
+    condition = family.embedding_norm_if
+    return family.embedding_norm or (condition is not None and bool(maybe_size(text, condition)))
+
+
+def _check_row(found: Found, file: str) -> None:
+    """Raise for types without a row, and where a row holds for other values or classes only."""
     text, family = found.text, found.family
+    if found.model_type in UNSUPPORTED and family.name == "generic":
+        raise UnsupportedModel(
+            f"{show(found.model_type)} has {UNSUPPORTED[found.model_type]}",
+            file=file,
+            field=text.field("model_type"),
+            expected="a kind of model that can be priced",
+        )
     for key, wanted in family.requires.items():
         value = text.values.get(key, text.defaults.get(key, wanted))
         if value not in (None, wanted):
@@ -234,14 +210,6 @@ def _refuse(text: Section) -> None:
                 field=key,
                 expected="a kind of model whose parts are understood",
             )
-
-
-def _seen_width(text: Section, family: Family, hidden_size: int) -> int | None:
-    """The width of what a decoder's cross-attention reads, where that is not its own."""
-    if not family.cross_attention:
-        return None
-    width = text.optional_integer("encoder_hidden_size", maximum=MAX_WIDTH)
-    return None if width == hidden_size else width
 
 
 def _family_sizes(text: Section, family: Family, hidden_size: int) -> tuple[tuple[str, int], ...]:
