@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """score(t, s) = cap(q_t·k_s·scale) + slope·(s − t), for s ≤ t and, with a window, s > t − window.
+    """score(t, s) = cap(q_t·k_s·scale) + slope·(s − t) for s ≤ t; with a window, s > t − window.
 
     `soft_cap` c: cap(x) = c·tanh(x / c) (Gemma-2); `slopes` one per query head (ALiBi, BLOOM, MPT).
     """
