@@ -406,6 +406,8 @@ class ModelSpec:
     `dtype` is what unquantised weights are stored in. `judges` says what a classifying head that
     stands in for the output head looks at, with `num_labels` outputs.
     `family_sizes` are (configuration key, size) pairs that only tensors of this family depend on.
+    `numerics` are (configuration key, value) pairs that change what is computed and no size, where
+    the value is not the usual one (`config/numerics.py`).
     """
 
     model_type: str
@@ -440,6 +442,7 @@ class ModelSpec:
     towers: tuple[Tower, ...] = ()
     quantization: Quantization | None = None
     unknowns: tuple[Unknown, ...] = ()
+    numerics: tuple[tuple[str, float | bool | str], ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -13,6 +13,7 @@ from ullage.anatomy.config.found import Found, find_text
 from ullage.anatomy.config.heads import has_lm_head, judges_of
 from ullage.anatomy.config.keys import MAX_WIDTH, Mode, Reading, Section, show
 from ullage.anatomy.config.mixers import fact, maybe_size
+from ullage.anatomy.config.numerics import read_numerics
 from ullage.anatomy.config.positions import read_disentangled
 from ullage.anatomy.families.family import Family
 from ullage.anatomy.families.table import UNSUPPORTED
@@ -115,6 +116,7 @@ def _read(
         towers=read_towers(found.around, text, hidden_size, family.apart),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
+        numerics=read_numerics(text),
     )
     if family.name == "generic":
         _refuse(text)
