@@ -1,18 +1,17 @@
-"""Rotary tables: cos and sin of every position, computed once in float64 on the host.
+"""Rotary tables in float32, cos and sin of every position, and the rotation itself.
 
-Holds the frequencies of each scaling kind that the engine runs and the rotation itself. What a
-config means by its rope fields is `anatomy`'s business.
+Where the angles come from is `rope_scaling`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from ullage.engine.rope_scaling import Angles, Reach, rope_angles, unsupported_rope
 from ullage.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -20,105 +19,116 @@ if TYPE_CHECKING:
 
     from ullage.anatomy.spec import Rope
 
-    Frequencies = NDArray[np.float64]
+__all__ = [
+    "RotaryTables",
+    "Turn",
+    "rope_tables",
+    "rotary_tables",
+    "rotate",
+    "unsupported_rope",
+]
 
 
-def rope_tables(rope: Rope, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each float32 [num_positions, rotary_dim], halves repeated.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The rotation of one batch: cos and sin, each [tokens, 1, rotary_dim], and which are pairs."""
 
-    Angles are formed in float64: at position 100,000 a float32 product is already wrong by
-    several thousandths of a radian. Raises UnsupportedModel for a scaling it does not know.
+    cos_T1D: torch.Tensor
+    sin_T1D: torch.Tensor
+    interleaved: bool
+
+    def __call__(self, x_TND: torch.Tensor) -> torch.Tensor:
+        """x [tokens, heads, head_dim] with its first rotary_dim dimensions turned."""
+        return rotate(x_TND, self.cos_T1D, self.sin_T1D, interleaved=self.interleaved)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RotaryTables:
+    """cos and sin, each float32 [positions, rotary_dim]: a pair's value stands at both its places.
+
+    A pair is dimensions i and i + rotary_dim/2, or 2i and 2i + 1 when `interleaved`.
     """
-    angles_ND = np.arange(num_positions, dtype=np.float64)[:, None] * frequencies(rope)[None, :]
-    angles_ND = np.concatenate([angles_ND, angles_ND], axis=1)
-    return (
-        torch.from_numpy(np.cos(angles_ND).astype(np.float32)),
-        torch.from_numpy(np.sin(angles_ND).astype(np.float32)),
+
+    cos_ND: torch.Tensor
+    sin_ND: torch.Tensor
+    interleaved: bool
+
+    def at(self, positions_T: torch.Tensor) -> Turn:
+        """The rotation of tokens at these positions."""
+        cos_TD = self.cos_ND.index_select(0, positions_T)
+        sin_TD = self.sin_ND.index_select(0, positions_T)
+        return Turn(cos_TD[:, None], sin_TD[:, None], self.interleaved)
+
+
+def rotary_tables(angles: Angles, num_positions: int) -> RotaryTables:
+    """Tables of positions 0 … num_positions−1.
+
+    Products are formed in float64: at position 100,000 a float32 one is already wrong by several
+    thousandths of a radian.
+    """
+    positions_N = np.arange(num_positions, dtype=np.float64)
+    angles_NP = positions_N[:, None] * angles.frequencies[None, :]
+
+    def spread(x_NP: NDArray[np.float64]) -> torch.Tensor:
+        x_NP = (x_NP * angles.attention_factor).astype(np.float32)
+        x_ND = np.repeat(x_NP, 2, axis=1) if angles.interleaved else np.tile(x_NP, 2)
+        return torch.from_numpy(x_ND)
+
+    return RotaryTables(spread(np.cos(angles_NP)), spread(np.sin(angles_NP)), angles.interleaved)
+
+
+def rope_tables(
+    rope: Rope, num_positions: int, *, head_dim: int | None = None, max_positions: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of a rope whose pairs lie half of its dimensions apart.
+
+    Raises UnsupportedModel, also for interleaved pairs (take `rotary_tables`) and for scalings
+    that ask for a length or a head_dim that was not given.
+    """
+    missing = _missing(rope, head_dim, max_positions)
+    if missing is not None:
+        raise missing
+    tables = rotary_tables(
+        rope_angles(rope, Reach(num_positions, max_positions or 0, head_dim or rope.rotary_dim)),
+        num_positions,
     )
+    return tables.cos_ND, tables.sin_ND
 
 
-def frequencies(rope: Rope) -> Frequencies:
-    """Radians per position of each pair, float64 [rotary_dim / 2]."""
-    refusal = unsupported_rope(rope)
-    if refusal is not None:
-        raise refusal
-    return _SCALINGS[rope.scaling](rope)
-
-
-def unsupported_rope(rope: Rope) -> UnsupportedModel | None:
-    """The reason why this rope cannot run here, or None."""
-    if rope.scaling not in _SCALINGS:
-        known = ", ".join(sorted(_SCALINGS))
-        return UnsupportedModel(
-            f"the embedded engine has no rope scaling {rope.scaling!r}",
-            field="rope_scaling",
-            expected=f"one of {known}",
-        )
-    if rope.sections:
-        return UnsupportedModel(
-            f"multi-section rope {list(rope.sections)} is not run by the embedded engine",
-            field="mrope_section",
-        )
+def _missing(
+    rope: Rope, head_dim: int | None, max_positions: int | None
+) -> UnsupportedModel | None:
     if rope.interleaved:
-        return UnsupportedModel(
-            "interleaved rope pairs are not run by the embedded engine", field="rope_interleave"
-        )
+        return UnsupportedModel("interleaved rope pairs are not run here", field="rope_interleave")
+    if rope.scaling in ("dynamic", "longrope") and max_positions is None:
+        return UnsupportedModel(f"{rope.scaling} rope is not run here", field="rope_scaling")
+    if rope.scaling == "proportional" and head_dim is None:
+        return UnsupportedModel("proportional rope is not run here", field="rope_scaling")
     return None
 
 
-def rotate(x_TND: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) -> torch.Tensor:
-    """Turn the first rotary_dim dimensions of x [tokens, heads, head_dim]; halves are the pairs."""
+def rotate(
+    x_TND: torch.Tensor,
+    cos_T1D: torch.Tensor,
+    sin_T1D: torch.Tensor,
+    *,
+    interleaved: bool = False,
+) -> torch.Tensor:
+    """Turn the first rotary_dim dimensions of x [tokens, heads, head_dim]; the rest stays."""
     rotary_dim = cos_T1D.shape[-1]
+    turn = _turn_neighbours if interleaved else _turn_halves
     if rotary_dim == x_TND.shape[-1]:
-        return _turn(x_TND, cos_T1D, sin_T1D)
-    turned = _turn(x_TND[..., :rotary_dim], cos_T1D, sin_T1D)
+        return turn(x_TND, cos_T1D, sin_T1D)
+    turned = turn(x_TND[..., :rotary_dim], cos_T1D, sin_T1D)
     return torch.cat([turned, x_TND[..., rotary_dim:]], dim=-1)
 
 
-def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _turn_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
     other = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return torch.addcmul(x * cos, other, sin)
 
 
-def _plain(rope: Rope) -> Frequencies:
-    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float64) / rope.rotary_dim
-    plain: Frequencies = np.power(float(rope.theta), -exponents)
-    return plain
-
-
-def _linear(rope: Rope) -> Frequencies:
-    return _plain(rope) / rope.factor
-
-
-def _llama3(rope: Rope) -> Frequencies:
-    """Llama 3.1's: long waves slowed by `factor`, short ones kept, a ramp between.
-
-    A wave is long when the original context holds fewer than low_freq_factor turns of it.
-    """
-    numbers: Mapping[str, object] = dict(rope.parameters)
-    low, high = _number(numbers, "low_freq_factor"), _number(numbers, "high_freq_factor")
-    if rope.original_max_positions is None:
-        raise UnsupportedModel(
-            "missing", field="original_max_position_embeddings", expected="a number for llama3 rope"
-        )
-    plain = _plain(rope)
-    turns = rope.original_max_positions * plain / (2 * math.pi)
-    ramp = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 - ramp) * plain / rope.factor + ramp * plain
-
-
-def _number(numbers: Mapping[str, object], key: str) -> float:
-    value = numbers.get(key)
-    if not isinstance(value, int | float):
-        raise UnsupportedModel(
-            "missing" if value is None else repr(value), field=key, expected="a number"
-        )
-    return float(value)
-
-
-_SCALINGS: Mapping[str, Callable[[Rope], Frequencies]] = {
-    "default": _plain,
-    "linear": _linear,
-    "llama3": _llama3,
-}
+def _turn_neighbours(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return torch.addcmul(x * cos, other, sin)
