@@ -1,0 +1,73 @@
+"""How the package's loops become machine code, and where that code is kept between runs.
+
+Holds the decorator and the folder. numba is asked for at import of the modules with loops only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Sums may be taken in any order and products fused; NaN and Inf keep their meaning, for a request
+# whose numbers are not finite must be seen to end with an error.
+FAST = frozenset({"reassoc", "contract", "arcp", "nsz"})
+
+
+def available() -> bool:
+    """Whether numba is installed and allowed to compile."""
+    return find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
+
+
+def cache_dir() -> Path:
+    """Where machine code is kept: a folder of the user's, one per state of the sources.
+
+    numba looks only at the file of the outermost function to know whether what it kept is stale;
+    these functions are made of each other's, so the folder's name stands for all of them.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    home = os.environ.get("NUMBA_CACHE_DIR") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ullage", "kernels"
+    )
+    return Path(home, digest.hexdigest()[:16])
+
+
+def compiled(function: Function, *, fast: bool = False) -> Function:
+    """`function` as machine code that holds no interpreter lock, compiled at its first call.
+
+    Kept on disk where a folder can be written, else compiled anew in every process.
+    """
+    import numba
+
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    if fast:
+        options["fastmath"] = set(FAST)
+    folder = _writable(cache_dir())
+    if folder is None:
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def _writable(folder: Path) -> Path | None:
+    for candidate in (folder, Path(tempfile.gettempdir(), f"ullage-kernels-{os.getuid()}")):
+        try:
+            candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        # Machine code is executed: never from a folder that somebody else may write to.
+        if candidate.stat().st_uid == os.getuid() and os.access(candidate, os.W_OK):
+            return candidate
+    return None
