@@ -45,7 +45,7 @@ def logits(engine: Engine, name: str) -> torch.Tensor:
     request = Request("r", PROMPT, SamplingParams(max_tokens=1))
     request.lora = engine.loras[name]
     num_blocks = -(-len(PROMPT) // engine.pool.block_size)
-    work = Work(request, 0, len(PROMPT), tuple(range(num_blocks)), True)
+    work = Work(request, 0, len(PROMPT), (tuple(range(num_blocks)),), True)
     batch = build_batch(Plan((work,)), engine.pool.block_size)
     return engine._decoder.forward(batch, engine.kv, engine._attention)[0]
 

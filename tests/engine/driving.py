@@ -29,8 +29,9 @@ def generate(
 ) -> list[Request]:
     """All prompts at once, to their end."""
     requests = [
-        engine.add_request(str(index), tuple(prompt), params)
+        request
         for index, prompt in enumerate(prompts)
+        for request in engine.add_request(str(index), tuple(prompt), params)
     ]
     finish(engine)
     return requests

@@ -11,15 +11,22 @@ from ullage.engine.attention import GatheredAttention, ReferenceAttention
 from ullage.engine.batch import build_batch
 from ullage.engine.blocks import BlockPool
 from ullage.engine.kv import KVCache, KVShape
+from ullage.engine.layout import kv_layout
 from ullage.engine.request import Request, SamplingParams
+from ullage.engine.rule import AttentionRule
 from ullage.engine.scheduler import Plan, Work
 
 HEADS, KV_HEADS, DIM, NUM_BLOCKS = 4, 2, 8, 64
 
 
+def cache_of(shapes: list[KVShape], num_blocks: int, block_size: int) -> KVCache:
+    layout = kv_layout([None] * len(shapes), shapes)
+    return KVCache(shapes, layout, num_blocks, block_size)
+
+
 def filled_cache(block_size: int) -> KVCache:
     torch.manual_seed(0)
-    kv = KVCache([KVShape(KV_HEADS, DIM)], NUM_BLOCKS, block_size)
+    kv = cache_of([KVShape(KV_HEADS, DIM)], NUM_BLOCKS, block_size)
     kv.keys[0].normal_()
     kv.values[0].normal_()
     return kv
@@ -33,7 +40,7 @@ def plan_of(work: list[tuple[int, int]], pool: BlockPool, shuffle: torch.Generat
         request = Request(str(index), tuple(range(start + count)), SamplingParams())
         num_blocks = pool.blocks_for(start + count)
         table, order = tuple(order[:num_blocks]), order[num_blocks:]
-        planned.append(Work(request, start, count, table, samples=True))
+        planned.append(Work(request, start, count, (table,), samples=True))
     return Plan(tuple(planned))
 
 
@@ -54,9 +61,9 @@ def test_gathered_equals_the_formula(
     q = torch.randn(num_rows, HEADS, DIM, generator=shuffle)
     k = torch.randn(num_rows, KV_HEADS, DIM, generator=shuffle)
     v = torch.randn(num_rows, KV_HEADS, DIM, generator=shuffle)
-    kv.write(0, batch.slots_T, k, v)
-    wanted = ReferenceAttention(kv).prepare(batch)(0, q, k, v, 0.3)
-    found = GatheredAttention(kv).prepare(batch)(0, q, k, v, 0.3)
+    kv.write(0, batch.slots[0], k, v)
+    wanted = ReferenceAttention(kv).prepare(batch)(0, q, k, v, AttentionRule(0.3))
+    found = GatheredAttention(kv).prepare(batch)(0, q, k, v, AttentionRule(0.3))
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
@@ -64,9 +71,9 @@ def test_the_formula_itself_by_hand() -> None:
     """One decode over three positions in two blocks, written out in plain loops."""
     kv = filled_cache(2)
     request = Request("a", (1, 2, 3), SamplingParams())
-    batch = build_batch(Plan((Work(request, 2, 1, (5, 9), True),)), 2)
+    batch = build_batch(Plan((Work(request, 2, 1, ((5, 9),), True),)), 2)
     q = torch.randn(1, HEADS, DIM)
-    out = ReferenceAttention(kv).prepare(batch)(0, q, q, q, 0.5)
+    out = ReferenceAttention(kv).prepare(batch)(0, q, q, q, AttentionRule(0.5))
     for head in range(HEADS):
         places = [(5, 0), (5, 1), (9, 0)]
         keys = [kv.keys[0][b, o, head // 2] for b, o in places]
@@ -86,17 +93,17 @@ def test_keys_never_written_weigh_nothing_even_when_not_finite() -> None:
     for index, context in enumerate((40, 21)):
         request = Request(str(index), tuple(range(context)), SamplingParams())
         table = tuple(range(index * 8, index * 8 + pool.blocks_for(context)))
-        work.append(Work(request, context - 1, 1, table, True))
+        work.append(Work(request, context - 1, 1, (table,), True))
     batch = build_batch(Plan(tuple(work)), 8)
     q = torch.randn(2, HEADS, DIM)
     kv_new = torch.randn(2, KV_HEADS, DIM)
-    kv.write(0, batch.slots_T, kv_new, kv_new)
-    out = GatheredAttention(kv).prepare(batch)(0, q, kv_new, kv_new, 0.3)
+    kv.write(0, batch.slots[0], kv_new, kv_new)
+    out = GatheredAttention(kv).prepare(batch)(0, q, kv_new, kv_new, AttentionRule(0.3))
     assert torch.isfinite(out).all()
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_the_cache_costs_what_its_shapes_say(block_size: int) -> None:
-    kv = KVCache([KVShape(2, 8), KVShape(1, 16)], 10, block_size)
+    kv = cache_of([KVShape(2, 8), KVShape(1, 16)], 10, block_size)
     stored = sum(t.numel() * t.element_size() for t in (*kv.keys, *kv.values))
     assert kv.num_bytes == stored == 10 * block_size * (2 * 16 + 2 * 16) * 4

@@ -34,7 +34,7 @@ def spec(family_dir: FamilyDir) -> ModelSpec:
 
 
 def one(engine: Engine, **params: Any) -> tuple[Request, str]:
-    request = engine.add_request("r", PROMPT, SamplingParams(**params))
+    (request,) = engine.add_request("r", PROMPT, SamplingParams(**params))
     return request, finish(engine).get("r", "")
 
 
@@ -94,7 +94,7 @@ def test_a_seeded_answer_survives_preemption(family_dir: FamilyDir) -> None:
 
 
 def test_abort_frees_blocks_at_once(engine: Engine) -> None:
-    request = engine.add_request("r", PROMPT, greedy_params(100))
+    (request,) = engine.add_request("r", PROMPT, greedy_params(100))
     engine.step()
     assert engine.pool.num_used > 0
     engine.abort(request)
@@ -113,7 +113,7 @@ def test_numbers_that_are_not_finite_end_one_request_and_leave_no_trace(
         engine._decoder, "forward", lambda *a: torch.full_like(forward(*a), float("nan"))
     )
     engine.add_request("sick", PROMPT, greedy_params(4))
-    blocks = {b for w in (engine.step().plan.work) for b in w.table}
+    blocks = {b for w in (engine.step().plan.work) for t in w.tables for b in t}
     monkeypatch.undo()
     assert blocks
     assert all(not engine.kv.keys[0][b].any() for b in blocks)

@@ -111,7 +111,7 @@ def test_requests_that_arrive_while_others_run_change_nothing(
     served = engine(case.directory, max_num_batched_tokens=48, max_num_seqs=6)
     requests = []
     for index, prompt in enumerate(PROMPTS):
-        requests.append(served.add_request(str(index), tuple(prompt), greedy_params(NUM_NEW)))
+        requests += served.add_request(str(index), tuple(prompt), greedy_params(NUM_NEW))
         for _ in range(index % 4):
             served.step()
     while served.has_work:

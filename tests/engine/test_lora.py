@@ -69,9 +69,12 @@ def check_mixed(
 ) -> None:
     """Every adapter and the base, each prompt, all at once: each answer is its own model's."""
     requests = [
-        (name, served.add_request(f"{name}-{n}", tuple(prompt), greedy_params(NUM_NEW), lora))
+        (name, request)
         for n, prompt in enumerate(PROMPTS)
         for name, lora in loras.items()
+        for request in served.add_request(
+            f"{name}-{n}", tuple(prompt), greedy_params(NUM_NEW), lora
+        )
     ]
     finish(served)
     answers: dict[int, set[tuple[int, ...]]] = {}
@@ -116,7 +119,9 @@ def test_preemption_and_recompute_keep_the_adapter(
 
 def test_int8_weights_get_the_whole_change(model: Path, adapters: dict[str, Path]) -> None:
     """The change is computed in float32, so int8 with it errs no more than int8 without."""
-    plans = Plan((Work(Request("r", tuple(PROMPTS[3]), greedy_params(1)), 0, 40, (0, 1, 2), True),))
+    plans = Plan(
+        (Work(Request("r", tuple(PROMPTS[3]), greedy_params(1)), 0, 40, ((0, 1, 2),), True),)
+    )
 
     def logits(quantization: str, name: str | None) -> torch.Tensor:
         served = engine(model, quantization=quantization)
@@ -140,9 +145,9 @@ def test_int8_weights_get_the_whole_change(model: Path, adapters: dict[str, Path
 def test_unloading_spares_those_who_run(model: Path, adapters: dict[str, Path]) -> None:
     served = engine(model)
     lora = served.load_lora("plain", adapters["plain"])
-    alone = served.add_request("alone", tuple(PROMPTS[2]), greedy_params(NUM_NEW), lora)
+    (alone,) = served.add_request("alone", tuple(PROMPTS[2]), greedy_params(NUM_NEW), lora)
     finish(served)
-    again = served.add_request("again", tuple(PROMPTS[2]), greedy_params(NUM_NEW), lora)
+    (again,) = served.add_request("again", tuple(PROMPTS[2]), greedy_params(NUM_NEW), lora)
     served.step()
     served.unload_lora("plain")
     assert not served.loras

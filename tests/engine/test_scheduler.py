@@ -99,7 +99,7 @@ def test_the_newest_is_preempted_keeps_its_output_and_comes_back_first() -> None
     plan = scheduler.schedule()  # old needs a third block
     assert plan.preempted == (new,)
     assert shape(plan) == [("old", 8, 1, True)]
-    assert (new.state, new.num_computed, new.table, new.output_ids) == (State.WAITING, 0, [], [7])
+    assert (new.state, new.num_computed, new.tables, new.output_ids) == (State.WAITING, 0, [], [7])
     assert new.num_preemptions == 1
     assert list(scheduler.waiting) == [new, later]
     run(scheduler, plan)
@@ -168,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert work.start == work.request.num_computed
             assert work.samples == (work.start + work.count == work.request.num_tokens)
             # The table holds exactly the blocks up to the last token of this step.
-            assert len(work.table) == -(-(work.start + work.count) // self.BLOCK_SIZE)
+            assert len(work.tables[0]) == -(-(work.start + work.count) // self.BLOCK_SIZE)
             assert work.request.state is State.RUNNING
             is_decode = work.request.num_uncomputed == 1 and bool(work.request.output_ids)
             assert not (is_decode and seen_prefill), "a decode after a prefill"

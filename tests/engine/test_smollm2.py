@@ -88,7 +88,7 @@ def test_twenty_prompts_alone_and_in_a_batch_of_16(
 
 def test_it_answers_a_question_and_stops(engine: Engine, prompts: list[list[int]]) -> None:
     params = SamplingParams(max_tokens=64, temperature=0.0)
-    request = engine.add_request("paris", tuple(prompts[0]), params)
+    (request,) = engine.add_request("paris", tuple(prompts[0]), params)
     text = finish(engine)["paris"]
     assert "Paris" in text
     assert "<|im_end|>" not in text

@@ -67,7 +67,7 @@ class ReferenceAttention:
         return attend
 
     def _one(self, layer: int, span: Span, q_THD: torch.Tensor, scale: float) -> torch.Tensor:
-        table = torch.tensor(span.table, dtype=torch.int64)
+        table = torch.tensor(span.tables[self._kv.layout.group_of[layer]], dtype=torch.int64)
         k_SKD = self._kv.keys[layer][table].flatten(0, 1)[: span.context]
         v_SKD = self._kv.values[layer][table].flatten(0, 1)[: span.context]
         group = q_THD.shape[1] // k_SKD.shape[1]
@@ -196,7 +196,7 @@ def _gather_decodes(spans: tuple[Span, ...], block_size: int) -> _Gather:
     blocks = [
         block
         for span in spans
-        for block in span.table + (span.table[0],) * (num_blocks - len(span.table))
+        for block in span.tables[0] + span.tables[0][:1] * (num_blocks - len(span.tables[0]))
     ]
     contexts = torch.tensor([span.context for span in spans])
     mask = None
@@ -210,7 +210,7 @@ def _gather_decodes(spans: tuple[Span, ...], block_size: int) -> _Gather:
 
 def _gather_prefill(span: Span, block_size: int) -> _Gather:
     num_blocks = -(-span.context // block_size)
-    index = torch.tensor(span.table[:num_blocks], dtype=torch.int64)
+    index = torch.tensor(span.tables[0][:num_blocks], dtype=torch.int64)
     rows = slice(span.first, span.first + span.count)
     return _Gather(rows, 1, span.context, index, _as_bias(~_causal(span)))
 

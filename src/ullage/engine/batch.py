@@ -16,12 +16,16 @@ from ullage.engine.scheduler import Plan, Work
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence in the batch: rows first … first+count−1 are positions start … start+count−1."""
+    """One sequence in the batch: rows first … first+count−1 are positions start … start+count−1.
+
+    `tables` has one block table per group of the KV layout. An entry is FREED where no row of the
+    span may look any more.
+    """
 
     first: int
     count: int
     start: int
-    table: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
 
     @property
     def context(self) -> int:
@@ -33,13 +37,14 @@ class Span:
 class Batch:
     """All int64. `decodes` are spans of one row, longest context first; they fill the first rows.
 
+    `slots` has one entry per group of the KV layout: where each row's key and value go.
     `sampled_rows` are the rows whose logits are wanted, for `sampled` in the same order. `lora`
     says which rows an adapter changes, `sampled_lora` which of the sampled ones.
     """
 
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
-    slots_T: torch.Tensor
+    slots: tuple[torch.Tensor, ...]
     decodes: tuple[Span, ...]
     prefills: tuple[Span, ...]
     sampled_rows: torch.Tensor
@@ -55,16 +60,14 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
     prefills = [work for work in plan.work if work.count > 1]
     token_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
     spans: list[Span] = []
     rows: list[int] = []
     sampled: list[Request] = []
     adapters: list[LoraAdapter | None] = []
     for work in decodes + prefills:
-        spans.append(Span(len(token_ids), work.count, work.start, work.table))
+        spans.append(Span(len(token_ids), work.count, work.start, work.tables))
         token_ids += work.request.tokens(work.start, work.count)
         positions += range(work.start, work.start + work.count)
-        slots += _slots(work, block_size)
         adapters += [work.request.lora] * work.count
         if work.samples:
             rows.append(len(token_ids) - 1)
@@ -72,7 +75,7 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
     return Batch(
         torch.tensor(token_ids, dtype=torch.int64),
         torch.tensor(positions, dtype=torch.int64),
-        torch.tensor(slots, dtype=torch.int64),
+        _slots(decodes + prefills, block_size),
         tuple(spans[: len(decodes)]),
         tuple(spans[len(decodes) :]),
         torch.tensor(rows, dtype=torch.int64),
@@ -82,8 +85,17 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
     )
 
 
-def _slots(work: Work, block_size: int) -> list[int]:
-    return [
-        work.table[position // block_size] * block_size + position % block_size
-        for position in range(work.start, work.start + work.count)
-    ]
+def _slots(all_work: list[Work], block_size: int) -> tuple[torch.Tensor, ...]:
+    """Per group the slot of every row, int64: block × block_size + offset."""
+    num_groups = len(all_work[0].tables) if all_work else 0
+    return tuple(
+        torch.tensor(
+            [
+                work.tables[group][position // block_size] * block_size + position % block_size
+                for work in all_work
+                for position in range(work.start, work.start + work.count)
+            ],
+            dtype=torch.int64,
+        )
+        for group in range(num_groups)
+    )

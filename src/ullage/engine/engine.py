@@ -18,9 +18,10 @@ from ullage.engine.attention import ATTENTION_PATHS
 from ullage.engine.batch import build_batch
 from ullage.engine.blocks import BlockPool
 from ullage.engine.kv import KVCache
+from ullage.engine.layout import kv_layout
 from ullage.engine.linear import LINEARS
 from ullage.engine.lora import LoraAdapter, LoraRefused, read_lora
-from ullage.engine.model import Decoder, kv_shapes
+from ullage.engine.model import Decoder, kv_shapes, windows
 from ullage.engine.options import EngineOptions, kv_blocks
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
 from ullage.engine.sampler import Choice, TokenLogprobs, choose
@@ -82,13 +83,17 @@ class Engine:
         """`tokenizer` None serves token ids only: no text, no stop strings, no end-of-sequence."""
         self.spec = decoder.spec
         self.tokenizer = tokenizer
+        self._eos_ids = tokenizer.eos_ids if tokenizer is not None else frozenset[int]()
         self.options = options
         self.max_model_len = max_model_len
-        num_blocks = kv_blocks(decoder.kv_shapes, options, max_model_len)
-        self.kv = KVCache(decoder.kv_shapes, num_blocks, options.block_size)
+        num_blocks = kv_blocks(decoder.kv_shapes, decoder.windows, options, max_model_len)
+        layout = kv_layout(decoder.windows, decoder.kv_shapes)
+        self.kv = KVCache(decoder.kv_shapes, layout, num_blocks, options.block_size)
         self.pool = BlockPool(num_blocks, options.block_size)
         self.scheduler = Scheduler(
-            self.pool, Limits(options.max_num_seqs, options.max_num_batched_tokens)
+            self.pool,
+            Limits(options.max_num_seqs, options.max_num_batched_tokens),
+            len(layout.groups),
         )
         self._decoder = decoder
         self._attention = ATTENTION_PATHS[options.attention](self.kv)
@@ -110,7 +115,8 @@ class Engine:
         spec = found.anatomy.spec
         max_model_len = options.resolve_max_model_len(spec)
         require_supported(spec, max_model_len)
-        kv_blocks(kv_shapes(spec), options, max_model_len)  # refuse before reading the weights
+        # Refuse before reading the weights.
+        kv_blocks(kv_shapes(spec), windows(spec, max_model_len), options, max_model_len)
         tokenizer = load_tokenizer(found)
         decoder = Decoder(spec, Weights(found), LINEARS[options.quantization], max_model_len)
         return cls(decoder, tokenizer, options, max_model_len)
@@ -157,17 +163,47 @@ class Engine:
         prompt_ids: tuple[int, ...],
         params: SamplingParams,
         lora: LoraAdapter | None = None,
-    ) -> Request:
-        """Queue a request. Raises RequestRefused when it can never run here."""
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> tuple[Request, ...]:
+        """Queue one request per answer wanted (params.n); RequestRefused when it can never run.
+
+        Their ids are `request_id` for one, else `request_id-0`, `request_id-1`, …; `deadline_s` is
+        a time of `time.monotonic()`.
+        """
         self.require_fits(prompt_ids, params)
-        if request_id in self._live:
-            raise RequestRefused(f"a request {request_id!r} is already running")
-        request = Request(request_id, prompt_ids, params, time.monotonic(), lora)
-        stream = None if self.tokenizer is None else self.tokenizer.stream(params.stop)
-        # Seeded requests repeat; the others draw their seed from the system.
-        self._live[request_id] = _Live(stream, random.Random(params.seed))  # noqa: S311
-        self.scheduler.add(request)
-        return request
+        names = [request_id]
+        if params.n > 1:
+            names = [f"{request_id}-{index}" for index in range(params.n)]
+        for name in names:
+            if name in self._live:
+                raise RequestRefused(f"a request {name!r} is already running")
+        now_s = time.monotonic()
+        requests = tuple(
+            Request(
+                name,
+                prompt_ids,
+                params,
+                now_s,
+                lora,
+                index=index,
+                priority=priority,
+                deadline_s=deadline_s,
+            )
+            for index, name in enumerate(names)
+        )
+        for request in requests:
+            stream = None
+            if self.tokenizer is not None:
+                stream = self.tokenizer.stream(
+                    params.stop, params.min_tokens, params.include_stop_str_in_output
+                )
+            # Seeded requests repeat; the others draw their seed from the system.
+            seed = None if params.seed is None else params.seed + request.index
+            self._live[request.id] = _Live(stream, random.Random(seed))  # noqa: S311
+            self.scheduler.add(request)
+        return requests
 
     def require_fits(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
         """Raise RequestRefused unless prompt and answer fit the model's length and vocabulary."""
@@ -195,6 +231,7 @@ class Engine:
     def step(self) -> StepReport:
         """Run one batch. Returns an empty report when nobody waits or runs."""
         started_s = time.monotonic()
+        expired = self._expire(started_s)
         plan = self.scheduler.schedule()
         choices: list[Choice] = []
         sampled: tuple[Request, ...] = ()
@@ -206,11 +243,11 @@ class Engine:
             logits_BV = self._decoder.forward(batch, self.kv, self._attention)
             sampled = batch.sampled
             streams = [self._live[request.id].random for request in sampled]
-            choices = choose(logits_BV, [request.params for request in sampled], streams)
+            choices = choose(logits_BV, sampled, streams, self._eos_ids)
         ended_s = time.monotonic()
         for work in plan.work:
             work.request.num_computed += work.count
-        outputs = tuple(
+        outputs = expired + tuple(
             self._postprocess(request, choice, ended_s)
             for request, choice in zip(sampled, choices, strict=True)
         )
@@ -228,25 +265,39 @@ class Engine:
         assert not self.has_work, "prompt_logits runs beside no requests"
         self.require_fits(prompt_ids, SamplingParams(max_tokens=0))
         request = Request("prompt_logits", prompt_ids, SamplingParams(), lora=lora)
-        table = self.pool.allocate(self.pool.blocks_for(len(prompt_ids)))
-        work = Work(request, 0, len(prompt_ids), tuple(table), samples=True)
+        num_blocks = self.pool.blocks_for(len(prompt_ids))
+        tables = tuple(tuple(self.pool.allocate(num_blocks)) for _ in self.kv.layout.groups)
+        work = Work(request, 0, len(prompt_ids), tables, samples=True)
         batch = build_batch(Plan((work,)), self.pool.block_size)
         rows = torch.arange(len(prompt_ids))
         everywhere = replace(batch, sampled_rows=rows, sampled_lora=batch.lora)
         try:
             return self._decoder.forward(everywhere, self.kv, self._attention)
         finally:
-            self.pool.release(table)
+            for table in tables:
+                self.pool.release(table)
 
     def tokens_held(self) -> int:
         """Tokens whose KV lies in the pool, over all running requests."""
         return sum(request.num_computed for request in self.scheduler.running)
 
+    def _expire(self, now_s: float) -> tuple[Output, ...]:
+        """End those whose deadline has passed."""
+        late = [
+            request
+            for request in (*self.scheduler.running, *self.scheduler.waiting)
+            if request.deadline_s is not None and request.deadline_s <= now_s
+        ]
+        for request in late:
+            request.expired = True
+            self._finish(request, FinishReason.ABORT, now_s)
+        return tuple(Output(request, None, "", finished=True) for request in late)
+
     def _postprocess(self, request: Request, choice: Choice, now_s: float) -> Output:
         """Take the token in, decide whether the request ends, and say what text is new."""
         if choice.token_id is None:
             # Its numbers are not finite: they must not outlive it in blocks that others get.
-            self.kv.clear(request.table)
+            self.kv.clear([block for table in request.tables for block in table])
             self._finish(request, FinishReason.ERROR, now_s)
             return Output(request, None, "", finished=True)
         request.output_ids.append(choice.token_id)
@@ -270,8 +321,8 @@ class Engine:
 
     def _token_ends(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params
-        eos_ids = self.tokenizer.eos_ids if self.tokenizer is not None else frozenset()
-        if token_id in params.stop_token_ids or (not params.ignore_eos and token_id in eos_ids):
+        is_eos = token_id in self._eos_ids and not params.ignore_eos
+        if token_id in params.stop_token_ids or is_eos:
             return FinishReason.STOP
         if len(request.output_ids) >= params.max_tokens:
             return FinishReason.LENGTH

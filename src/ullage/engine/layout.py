@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+# A table's entry for a block that its window has passed: nobody may read or write there.
+FREED = -1
+
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:

@@ -19,6 +19,7 @@ from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import Linear, LinearFactory
 from ullage.engine.lora import Rows, Site
 from ullage.engine.rope import rope_tables, rotate
+from ullage.engine.rule import AttentionRule
 from ullage.engine.support import attention_of, dense_of, require_supported
 from ullage.engine.weights import Weights
 
@@ -37,7 +38,7 @@ class Layer:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float
+    rule: AttentionRule
     mixer_norm: torch.Tensor
     qkv: Linear
     q_norm: torch.Tensor | None
@@ -59,6 +60,7 @@ class Decoder:
         """Raises UnsupportedModel for a spec it would not run exactly."""
         require_supported(spec, max_model_len)
         self.spec = spec
+        self.max_model_len = max_model_len
         self._eps = spec.norm.eps
         ropes = list(dict.fromkeys(attention_of(layer).rope for layer in spec.layers))
         self._ropes = [rope_tables(rope, max_model_len) for rope in ropes if rope is not None]
@@ -80,6 +82,11 @@ class Decoder:
     def kv_shapes(self) -> list[KVShape]:
         """What each layer stores per token."""
         return kv_shapes(self.spec)
+
+    @property
+    def windows(self) -> list[int | None]:
+        """How far back each layer sees, None: to the start."""
+        return windows(self.spec, self.max_model_len)
 
     @property
     def weights_bytes(self) -> int | None:
@@ -115,8 +122,8 @@ class Decoder:
             normed_TE = self._rms(x_TE, layer.mixer_norm)
             qkv_TO = _apply(layer.qkv, normed_TE, lora, index, "qkv")
             q_THD, k_TKD, v_TKD = self._heads(layer, qkv_TO, turns)
-            kv.write(index, batch.slots_T, k_TKD, v_TKD)
-            mixed_TE = attend(index, q_THD, k_TKD, v_TKD, layer.scale).flatten(1)
+            kv.write(index, batch.slots[kv.layout.group_of[index]], k_TKD, v_TKD)
+            mixed_TE = attend(index, q_THD, k_TKD, v_TKD, layer.rule).flatten(1)
             if index == last:
                 # Only these rows' logits are wanted; after the last K and V the rest is over.
                 x_TE, mixed_TE = x_TE.index_select(0, rows), mixed_TE.index_select(0, rows)
@@ -175,7 +182,7 @@ class Decoder:
             num_heads=mixer.num_heads,
             num_kv_heads=mixer.num_kv_heads,
             head_dim=mixer.head_dim,
-            scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
+            rule=AttentionRule(mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale),
             mixer_norm=norm("mixer_norm", hidden),
             qkv=fused(
                 ("q", q_size, hidden, mixer.q_bias),
@@ -212,3 +219,9 @@ def kv_shapes(spec: ModelSpec) -> list[KVShape]:
         KVShape(attention.num_kv_heads, attention.head_dim)
         for attention in map(attention_of, spec.layers)
     ]
+
+
+def windows(spec: ModelSpec, max_model_len: int) -> list[int | None]:
+    """How far back each layer sees, None where that is as far as any request reaches."""
+    found = [attention_of(layer).window for layer in spec.layers]
+    return [w if w is not None and w < max_model_len else None for w in found]

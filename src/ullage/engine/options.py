@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ullage.engine.layout import kv_layout
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -74,22 +75,31 @@ class EngineOptions:
 
 
 class _Priced(Protocol):
-    """Anything that knows what one token of it costs."""
+    """Anything that knows what one token of it costs; compared by value."""
 
     @property
     def bytes_per_token(self) -> int: ...
 
+    def __hash__(self) -> int: ...
 
-def kv_blocks(shapes: Sequence[_Priced], options: EngineOptions, max_model_len: int) -> int:
-    """Blocks over all layers that the KV memory holds.
+
+def kv_blocks(
+    shapes: Sequence[_Priced],
+    windows: Sequence[int | None],
+    options: EngineOptions,
+    max_model_len: int,
+) -> int:
+    """Blocks that the KV memory holds; one holds block_size tokens of one group of layers.
 
     Raises BadUsage when one request of max_model_len would not fit: it could never finish.
     """
-    block_bytes = options.block_size * sum(shape.bytes_per_token for shape in shapes)
+    layout = kv_layout(windows, shapes)
+    by_slot = dict(zip(layout.slot_of, shapes, strict=True))
+    block_bytes = options.block_size * sum(shape.bytes_per_token for shape in by_slot.values())
     num_blocks = options.kv_cache_memory_bytes // block_bytes
-    needed = -(-max_model_len // options.block_size)
+    needed = len(layout.groups) * -(-max_model_len // options.block_size)
     if num_blocks < needed:
-        fits = num_blocks * options.block_size
+        fits = num_blocks // len(layout.groups) * options.block_size
         raise BadUsage(
             f"{options.kv_cache_memory_bytes} bytes hold {fits} tokens of KV",
             field="--kv-cache-memory-bytes",

@@ -36,7 +36,11 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0 means all. `stop` are strings that end the text and are
     not part of it. `logprobs` is how many alternatives to report per token (None: nothing).
+    `n` answers to one prompt; answer i of a seeded request draws from seed + i. `logit_bias` are
+    pairs of token id and what is added to its logit. `min_tokens` must come before any end.
     """
+
+    n: int = 1
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -47,15 +51,27 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    include_stop_str_in_output: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A request and its progress; times are `time.monotonic()` seconds.
 
-    `num_computed` tokens (prompt first, then output) have their KV in the blocks of `table`.
+    `num_computed` tokens (prompt first, then output) have their KV in the blocks of `tables`, one
+    per group of the KV layout, empty while it holds nothing.
     The rest, `num_tokens - num_computed`, must run: one for a decode, more for a prefill or for
     the recomputation after a preemption. `lora` is the adapter it runs with, held until it ends.
+
+    `index` says which of its prompt's answers it is. `num_cached_tokens` of the prompt came from
+    the prefix cache at its first start. A lower `priority` runs first where the policy says so.
+    Past `deadline_s` it is aborted, and `expired` tells this from other aborts.
     """
 
     id: str
@@ -63,11 +79,16 @@ class Request:
     params: SamplingParams
     arrival_s: float = 0.0
     lora: LoraAdapter | None = None
+    index: int = 0
+    priority: int = 0
+    deadline_s: float | None = None
+    expired: bool = False
     state: State = State.WAITING
     finish_reason: FinishReason | None = None
     output_ids: list[int] = field(default_factory=list)
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     num_computed: int = 0
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None

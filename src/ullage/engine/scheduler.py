@@ -26,14 +26,15 @@ class Limits:
 class Work:
     """One request's share of a step: run `count` tokens from position `start`.
 
-    `table` is the block table that holds them and all before; `samples` is true when the last of
-    them is the sequence's newest token, so that its logits choose the next one.
+    `tables`, one per group of the KV layout, hold them and all before that may be seen; `samples`
+    is true when the last of them is the sequence's newest token, so that its logits choose the
+    next one.
     """
 
     request: Request
     start: int
     count: int
-    table: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
     samples: bool
 
 
@@ -56,8 +57,9 @@ class Scheduler:
     request can always proceed and no plan stays empty while somebody waits.
     """
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: Limits, num_groups: int = 1) -> None:
         self.pool = pool
+        self._num_groups = num_groups
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -97,11 +99,12 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless blocks and tables agree."""
-        self.pool.check(request.table for request in self.running)
+        self.pool.check(table for request in self.running for table in request.tables)
         for request in self.running:
-            held = len(request.table) * self.pool.block_size
-            assert request.num_computed <= held, f"{request.id}: tokens without a block"
-        assert all(not request.table for request in self.waiting), "a waiting request holds blocks"
+            for table in request.tables:
+                held = len(table) * self.pool.block_size
+                assert request.num_computed <= held, f"{request.id}: tokens without a block"
+        assert all(not request.tables for request in self.waiting), "a waiting request holds blocks"
 
     def _admit(self, planned: dict[Request, Work], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
@@ -109,10 +112,11 @@ class Scheduler:
             # Blocks are taken chunk by chunk, but those already promised to the prefills that
             # run must not be promised twice.
             promised = sum(
-                self.pool.blocks_for(other.num_tokens) - len(other.table) for other in self.running
+                self._blocks_for(other.num_tokens) - sum(map(len, other.tables))
+                for other in self.running
             )
             spare = self._watermark_blocks if self.running else 0
-            needed = self.pool.blocks_for(request.num_tokens) + promised + spare
+            needed = self._blocks_for(request.num_tokens) + promised + spare
             if needed > self.pool.num_free:
                 return
             self.waiting.popleft()
@@ -150,16 +154,24 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def _blocks_missing(self, request: Request, count: int) -> int:
-        return self.pool.blocks_for(request.num_computed + count) - len(request.table)
+        return self._blocks_for(request.num_computed + count) - sum(map(len, request.tables))
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        """Blocks over all groups."""
+        return self._num_groups * self.pool.blocks_for(num_tokens)
 
     def _extend(self, request: Request, count: int) -> None:
-        missing = self._blocks_missing(request, count)
-        if missing > 0:
-            request.table += self.pool.allocate(missing)
+        if not request.tables:
+            request.tables = [[] for _ in range(self._num_groups)]
+        needed = self.pool.blocks_for(request.num_computed + count)
+        for table in request.tables:
+            if needed > len(table):
+                table += self.pool.allocate(needed - len(table))
 
     def _release(self, request: Request) -> None:
-        self.pool.release(request.table)
-        request.table = []
+        for table in request.tables:
+            self.pool.release(table)
+        request.tables = []
 
     def _work(self, request: Request, count: int) -> Work:
         num_blocks = self.pool.blocks_for(request.num_computed + count)
@@ -167,6 +179,6 @@ class Scheduler:
             request,
             request.num_computed,
             count,
-            tuple(islice(request.table, num_blocks)),
+            tuple(tuple(islice(table, num_blocks)) for table in request.tables),
             samples=count == request.num_uncomputed,
         )

@@ -193,7 +193,7 @@ class EngineLoop:
     def _admit(self, ticket: Ticket) -> None:
         if ticket.closed:
             return
-        ticket.request = self.engine.add_request(
+        (ticket.request,) = self.engine.add_request(
             ticket.id, ticket.prompt_ids, ticket.params, ticket.lora
         )
         self._tickets[ticket.id] = ticket
