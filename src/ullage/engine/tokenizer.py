@@ -56,8 +56,10 @@ class Tokenizer:
         """One token on its own, special ones by name."""
         return self.decode([token_id], skip_special=False)
 
-    def stream(self, stop: Sequence[str]) -> TextStream:
-        return TextStream(self, tuple(stop))
+    def stream(
+        self, stop: Sequence[str], min_tokens: int = 0, include_stop: bool = False
+    ) -> TextStream:
+        return TextStream(self, tuple(stop), min_tokens, include_stop)
 
     def apply_chat_template(
         self, messages: Sequence[Message], add_generation_prompt: bool = True
@@ -97,11 +99,15 @@ class Tokenizer:
 class TextStream:
     """One answer's text as its tokens come: whole characters only, and never past a stop string.
 
-    Text that may still turn out to be the start of a stop string is held back.
+    Text that may still turn out to be the start of a stop string is held back. A stop string that
+    is complete within the first `min_tokens` tokens ends nothing (as in vLLM 0.32,
+    v1/engine/detokenizer.py). With `include_stop` the stop string is part of the text.
     """
 
     tokenizer: Tokenizer
     stop: tuple[str, ...]
+    min_tokens: int = 0
+    include_stop: bool = False
     stopped: bool = False
     _ids: list[int] = field(default_factory=list)
     _stream: DecodeStream = field(default_factory=lambda: DecodeStream(skip_special_tokens=True))
@@ -125,16 +131,24 @@ class TextStream:
     def _add(self, piece: str) -> None:
         if self.stopped or not piece:
             return
-        # A stop string may have begun in text that was held back, not before.
+        before = len(self._text)
         self._text += piece
-        found = [at for stop in self.stop if (at := self._text.find(stop, self._sent)) >= 0]
+        if len(self._ids) <= self.min_tokens:
+            return
+        # A stop string ends in what is new; it may have begun in text that was held back.
+        found = [
+            (at, at + len(stop))
+            for stop in self.stop
+            if (at := self._text.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
         if found:
             self.stopped = True
-            self._text = self._text[: min(found)]
+            start, end = min(found)
+            self._text = self._text[: end if self.include_stop else start]
 
     def _held_back(self) -> int:
         """Length of the longest tail of the text that begins a stop string."""
-        if self.stopped:
+        if self.stopped or self.include_stop:
             return 0
         unsent = len(self._text) - self._sent
         longest = 0
