@@ -54,11 +54,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step as it happened; times in `time.monotonic()` seconds."""
+    """One step as it happened; times in `time.monotonic()` seconds.
+
+    The plan was made by `scheduled_s`, the logits by `forwarded_s`, the tokens chosen by `ended_s`.
+    """
 
     plan: Plan
     outputs: tuple[Output, ...]
     started_s: float
+    scheduled_s: float
+    forwarded_s: float
     ended_s: float
 
 
@@ -233,6 +238,7 @@ class Engine:
         started_s = time.monotonic()
         expired = self._expire(started_s)
         plan = self.scheduler.schedule()
+        scheduled_s = forwarded_s = time.monotonic()
         choices: list[Choice] = []
         sampled: tuple[Request, ...] = ()
         if plan.work:
@@ -241,6 +247,7 @@ class Engine:
                     work.request.first_scheduled_s = started_s
             batch = build_batch(plan, self.pool.block_size)
             logits_BV = self._decoder.forward(batch, self.kv, self._attention)
+            forwarded_s = time.monotonic()
             sampled = batch.sampled
             streams = [self._live[request.id].random for request in sampled]
             choices = choose(logits_BV, sampled, streams, self._eos_ids)
@@ -253,7 +260,7 @@ class Engine:
         )
         if self._checks:
             self.scheduler.check()
-        return StepReport(plan, outputs, started_s, ended_s)
+        return StepReport(plan, outputs, started_s, scheduled_s, forwarded_s, ended_s)
 
     def prompt_logits(
         self, prompt_ids: tuple[int, ...], lora: LoraAdapter | None = None
