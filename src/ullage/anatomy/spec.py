@@ -40,10 +40,13 @@ class Positions:
     """How a stack knows positions. RoPE's numbers lie with each layer's mixer.
 
     `table_rows` counts the rows of a learned table (with any padding offset); 0 without a table.
+    `padding_id`: positions count the tokens that are not this one, from padding_id + 1 (RoBERTa);
+    None: they count all tokens, from 0 or from what table_rows has more than the model positions.
     """
 
     kind: PositionKind
     table_rows: int = 0
+    padding_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,17 @@ def uses_alibi(section: Section, family: Family) -> bool:
     return False
 
 
+def _padding_id(section: Section, family: Family) -> int | None:
+    """The padding token's id where positions begin behind it; 1 where the file names none.
+
+    1 is the default of RobertaConfig and of its kin in transformers 5.24.
+    """
+    if not isinstance(family.padding_id, str):
+        return family.padding_id
+    found = section.values.get(family.padding_id, 1)
+    return found if type(found) is int and found >= 0 else None
+
+
 _BAICHUAN_ROTATES = 4096
 _POSITION_WORDS: dict[str, PositionKind] = {"alibi": "alibi", "rotary": "rope", "rope": "rope"}
 
@@ -274,5 +285,6 @@ def _positions(section: Section, family: Family, max_positions: int) -> Position
     if family.name == "mpt" and not section.boolean("alibi", True, why="default: true"):
         return Positions("learned", max_positions)
     if family.positions == "learned":
-        return Positions("learned", max_positions + family.position_offset)
+        rows = max_positions + family.position_offset
+        return Positions("learned", rows, _padding_id(section, family))
     return Positions(family.positions)

@@ -29,7 +29,7 @@ _BERT: dict[str, Any] = {
 }
 ENCODER_ROWS: tuple[Family, ...] = (
     Family("bert", **_BERT, token_types=True),
-    Family("roberta", **_BERT, token_types=True),
+    Family("roberta", **_BERT, token_types=True, padding_id="pad_token_id"),
     Family(
         "megatron-bert",
         **{**_BERT, "place": "pre", "final_norm": True, "embedding_norm": False},
@@ -47,7 +47,12 @@ ENCODER_ROWS: tuple[Family, ...] = (
     ),
     Family("distilbert", **_BERT),
     Family("electra", **_BERT, token_types=True),
-    Family("mpnet", **_BERT, sizes=("relative_attention_num_buckets", "num_attention_heads")),
+    Family(
+        "mpnet",
+        **_BERT,
+        padding_id=1,
+        sizes=("relative_attention_num_buckets", "num_attention_heads"),
+    ),
     Family("deberta-v2", **{**_BERT, "positions": "disentangled"}, token_types=True),
     Family("albert", **_BERT, token_types=True),
     Family(

@@ -32,6 +32,7 @@ class Family:
     `width_rule`: the MLP's width is the key's number, half of it, expansion_ratio × hidden_size, or
     two thirds of it rounded up (LFM2). `masked_lm` says that only classes named ForMaskedLM have an
     output head.
+    `padding_id`: positions begin behind the padding token's id, which this key names or this is.
     `stored_positions` says that a sinusoidal table lies in the checkpoint. `ignored` lists keys
     that change nothing in this family. `extra` adds defaults for keys that the class does not have.
     `outer_sizes` are like maybe_sizes, in the sections around the language model's.
@@ -75,6 +76,7 @@ class Family:
         "rope", "learned", "sinusoidal", "alibi", "relative", "disentangled", "none"
     ] = "rope"
     position_offset: int = 0
+    padding_id: str | int | None = None
     stored_positions: bool = True
     ignored: tuple[str, ...] = ()
     last_full: bool = False
