@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from ullage.engine.scheduler import Plan, Work
 from ullage.engine.weights import Weights
 from ullage.errors import BadInput
 
-LLAMAS = [name for name, case in CASES.items() if case.base in ("llama", "tied", "biased")]
+RUN = ("llama", "tied", "biased", "gpt2", "phi3")
+RUN_CASES = [name for name, case in CASES.items() if case.base in RUN]
 PROMPT = tuple(range(3, 40))
 # Each verdict has to come up, or the comparison would show nothing.
 WORK = {"plain", "custom name", "rslora", "patterns", "layers", "compiled", "fsdp", "no prefix"}
+WORK |= {name for name, case in CASES.items() if case.base in ("gpt2", "phi3")}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def logits(engine: Engine, name: str) -> torch.Tensor:
     return engine._decoder.forward(batch, engine.kv, engine._attention)[0]
 
 
-@pytest.mark.parametrize("name", LLAMAS)
+@pytest.mark.parametrize("name", RUN_CASES)
 def test_verdict_message_and_effect_are_the_engines(
     name: str, engine: Callable[[str], Engine], tmp_path: Path
 ) -> None:
@@ -72,7 +75,7 @@ def test_verdict_message_and_effect_are_the_engines(
 
 
 def test_a_base_that_it_does_not_run_is_said(tmp_path: Path) -> None:
-    spec = load(save_base("gpt2", tmp_path / "base")).anatomy.spec
+    spec = replace(load(save_base("gpt2", tmp_path / "base")).anatomy.spec, family="ctrl")
     adapter = read_adapter(make_adapter("gpt2", tmp_path))
     judged = check(adapter, spec, ServeOptions(engine="ullage"))
     assert judged.verdict == "rejected"

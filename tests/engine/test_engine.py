@@ -185,25 +185,22 @@ def layer(spec: ModelSpec, **changes: Any) -> ModelSpec:
 
 UNSUPPORTED: dict[str, Callable[[ModelSpec], ModelSpec]] = {
     "kind": lambda s: replace(s, kind="encoder"),
-    "norm.kind": lambda s: replace(s, norm=replace(s.norm, kind="layer")),
-    "norm.place": lambda s: replace(s, norm=replace(s.norm, place="sandwich")),
     "positions.kind": lambda s: replace(s, positions=replace(s.positions, kind="alibi")),
-    "logit_soft_cap": lambda s: replace(s, logit_soft_cap=30.0),
     "unknowns": lambda s: replace(s, unknowns=(Unknown("x", "y"),)),
     "residual_streams": lambda s: replace(s, residual_streams=4),
     r"layers\[1\].mixer": lambda s: layer(s, mixer=LatentAttention(4, 8, 8, 8, 8)),
-    r"layers\[1\].mixer.window": lambda s: attention(s, window=16),
     r"layers\[1\].mixer.chunk": lambda s: attention(s, chunk=16),
     r"layers\[1\].mixer.sinks": lambda s: attention(s, sinks=True),
-    r"layers\[1\].mixer.soft_cap": lambda s: attention(s, soft_cap=50.0),
-    r"layers\[1\].mixer.rope": lambda s: attention(s, rope=None),
     r"layers\[1\].mixer.qk_norm": lambda s: attention(s, qk_norm="layer"),
     r"layers\[1\].mixer.v_head_dim": lambda s: attention(s, v_head_dim=8),
     r"layers\[1\].mixer.kv_shared_from": lambda s: attention(s, kv_shared_from=0),
     r"layers\[1\].feed_forward": lambda s: layer(s, feed_forward=Experts(8, 2, 32, "silu", True)),
-    r"layers\[1\].feed_forward.gated": lambda s: layer(
-        s, feed_forward=replace(s.layers[1].feed_forward, gated=False)
+    r"layers\[1\].feed_forward.activation": lambda s: layer(
+        s, feed_forward=replace(s.layers[1].feed_forward, activation="xielu")
     ),
+    "family": lambda s: replace(s, family="ctrl"),
+    "judges": lambda s: replace(s, judges="sequence", num_labels=2),
+    "clip_qkv": lambda s: replace(s, numerics=(("clip_qkv", 8.0),)),
 }
 
 
@@ -212,10 +209,6 @@ def test_a_spec_that_would_run_wrongly_is_refused_by_field(field: str, spec: Mod
     require_supported(spec, 512)
     with pytest.raises(UnsupportedModel, match=f"^{field}: .*embedded engine"):
         require_supported(UNSUPPORTED[field](spec), 512)
-
-
-def test_a_window_that_hides_nothing_is_accepted(spec: ModelSpec) -> None:
-    require_supported(attention(spec, window=512), 512)
 
 
 def test_missing_and_misshapen_weights_are_refused(tmp_path: Path, family_dir: FamilyDir) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -19,11 +18,14 @@ from ullage.anatomy.adapters.scale import changes_base
 from ullage.anatomy.checkpoint import TensorEntry
 from ullage.anatomy.files.safetensors import read_safetensors
 from ullage.anatomy.spec import ModelSpec
-from ullage.engine.support import attention_of, dense_of
-from ullage.engine.weights import NAMES, read_tensor
+from ullage.anatomy.tensors.slots import Slots
+from ullage.engine.families import FORWARDS
+from ullage.engine.sites import Site, block_rows, site_slots
+from ullage.engine.support import attention_of
+from ullage.engine.weights import read_tensor
 from ullage.errors import BadInput
 
-Site = Literal["qkv", "output", "gate_up", "down"]
+SITES: Sequence[Site] = ("qkv", "output", "gate_up", "down")
 # What an adapter may ask for that would be ignored here: (does it ask, what to say).
 UNSUPPORTED: Sequence[tuple[Callable[[AdapterConfig], bool], str]] = (
     (lambda c: c.peft_type.upper() != "LORA", "adapters other than LoRA are not run"),
@@ -48,13 +50,17 @@ class LoraRefused(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a module's output lies: columns first … last−1 of a site of one layer."""
+    """Where a module's output lies: columns first … last−1 of a site of one layer.
+
+    `order` is how the module's rows are put there, None: as they are.
+    """
 
     layer: int
     site: Site
     first: int
     last: int
     in_features: int
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +101,9 @@ class Rows:
         deltas = self.adapter.deltas.get((layer, site), ())
         if not deltas:
             return
-        x = x_TI if self.rows is None else x_TI.index_select(0, self.rows)
+        x = (x_TI if self.rows is None else x_TI.index_select(0, self.rows)).float()
         for delta in deltas:
-            change = (x @ delta.a_RI.T) @ delta.b_OR.T
+            change = ((x @ delta.a_RI.T) @ delta.b_OR.T).to(y_TO.dtype)
             columns = y_TO[:, delta.first : delta.last]
             if self.rows is None:
                 columns += change
@@ -120,21 +126,17 @@ def rows_by_adapter(adapters: Sequence[LoraAdapter | None]) -> tuple[Rows, ...]:
 def places(spec: ModelSpec) -> dict[str, Place]:
     """Module path in the Hugging Face tree → where its output lies, for every linear."""
     found: dict[str, Place] = {}
-    hidden = spec.hidden_size
+    slots, forward = Slots(spec), FORWARDS[spec.family]
     for index, layer in enumerate(spec.layers):
-        mixer, mlp = attention_of(layer), dense_of(layer)
-        q_size, kv_size = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-        sites: Mapping[Site, tuple[tuple[str, int, int], ...]] = {
-            "qkv": (("q", q_size, hidden), ("k", kv_size, hidden), ("v", kv_size, hidden)),
-            "output": (("o", hidden, q_size),),
-            "gate_up": (("gate", mlp.intermediate, hidden), ("up", mlp.intermediate, hidden)),
-            "down": (("down", hidden, mlp.intermediate),),
-        }
-        for site, parts in sites.items():
+        for site in SITES:
             first = 0
-            for role, size, width in parts:
-                path = NAMES[role].format(i=index).removesuffix(".weight")
-                found[path] = Place(index, site, first, first + size, width)
+            for name in site_slots(slots, site, index):
+                tensor = slots.find(name, index)
+                assert tensor is not None
+                width, size = tensor.shape[tensor.in_dim], tensor.shape[1 - tensor.in_dim]
+                order = block_rows(forward, attention_of(layer)) if name == "qkv" else None
+                rows = None if order is None else tuple(order.tolist())
+                found[tensor.module] = Place(index, site, first, first + size, width, rows)
                 first += size
     return found
 
@@ -164,16 +166,20 @@ def placed(
 
 
 def require_coverage(
-    adapter: Adapter, found: Sequence[tuple[AdapterModule, Place | None]], *, allow_partial: bool
+    adapter: Adapter,
+    found: Sequence[tuple[AdapterModule, Place | None]],
+    spec: ModelSpec,
+    *,
+    allow_partial: bool,
 ) -> None:
-    """Raise LoraRefused when no module, or not every one, has a place."""
+    """Raise LoraRefused when no module, or not every one, has a place in a model of `spec`."""
     unmapped = [module.module for module, place in found if place is None]
     if len(unmapped) == len(found) or (unmapped and not allow_partial):
         raise LoraRefused(
             f"{len(unmapped)} of {len(found)} modules are not of this model"
             + (f", the first {unmapped[0][:120]!r}" if unmapped else ""),
             file=adapter.path,
-            expected=f"modules like {NAMES['q'].format(i=0).removesuffix('.weight')!r}",
+            expected=f"modules like {next(iter(places(spec)), '')!r}",
         )
 
 
@@ -187,7 +193,7 @@ def read_lora(
     """
     adapter = read_adapter(Path(path))
     found = placed(adapter, spec, max_lora_rank)
-    require_coverage(adapter, found, allow_partial=allow_partial)
+    require_coverage(adapter, found, spec, allow_partial=allow_partial)
     entries = _entries(adapter)
     deltas: dict[tuple[int, Site], tuple[Delta, ...]] = {}
     taken = [(module, place) for module, place in found if place is not None]
@@ -244,4 +250,6 @@ def _delta(module: AdapterModule, place: Place, entries: Mapping[str, TensorEntr
     assert module.b is not None
     assert module.scale is not None
     a_RI, b_OR = (read_tensor(entries[tensor.key.text]) for tensor in (module.a, module.b))
+    if place.order is not None:
+        b_OR = b_OR[list(place.order)]
     return Delta(place.first, place.last, a_RI, b_OR * module.scale)

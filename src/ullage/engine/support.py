@@ -1,7 +1,7 @@
 """Which specs the decoder in `model` can run: a table of what it needs, field by field.
 
 A spec that asks for anything else is refused with one sentence that names the field. Nothing is
-approximated: a window that was ignored would give fluent, wrong text.
+approximated: what was ignored would give fluent, wrong text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec, Tower, Unknown
-from ullage.engine.rope import unsupported_rope
+from ullage.engine.families import FORWARDS, Forward
+from ullage.engine.rope_scaling import unsupported_rope
 from ullage.errors import UnsupportedModel
 
 # Field of the spec → what the engine can do with. Anything else is refused.
@@ -18,30 +19,18 @@ MODEL_FIELDS: Mapping[str, tuple[object, ...]] = {
     "kind": ("decoder",),
     "encoder_layers": ((),),
     "token_types": (0,),
-    "final_norm": (True,),
-    "embedding_norm": (False,),
     "lm_head": (True,),
-    "lm_head_bias": (False,),
-    "logit_soft_cap": (None,),
+    "judges": (None,),
     "residual_streams": (1,),
     "per_layer_input": (None,),
     "towers": ((),),
     "unknowns": ((),),
 }
-NORM_FIELDS: Mapping[str, tuple[object, ...]] = {
-    "kind": ("rms",),
-    "place": ("pre",),
-    "bias": (False,),
-    "affine": (True,),
-    "beside": (False,),
-}
 ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
     "chunk": (None,),
     "causal": (True,),
-    "qk_norm": (None, "head"),
     "v_norm": (False,),
     "sinks": (False,),
-    "soft_cap": (None,),
     "output_gate": (None,),
     "kv_shared_from": (None,),
     "k_eq_v": (False,),
@@ -58,35 +47,53 @@ LAYER_FIELDS: Mapping[str, tuple[object, ...]] = {
 }
 # Where a family's own tensors would change what a layer computes.
 _LAYER_SCOPES = ("model", "layer", "run", "attention", "dense")
-DENSE_FIELDS: Mapping[str, tuple[object, ...]] = {
-    "activation": ("silu", "swish", "gelu", "gelu_pytorch_tanh"),
-    "gated": (True,),
-}
+_ACTIVATIONS = (
+    *("silu", "swish", "gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
+    *("gelu_python_tanh", "quick_gelu", "relu", "relu2"),
+)
+_POSITIONS = ("rope", "learned", "alibi", "none")
 
 
-def require_supported(spec: ModelSpec, max_model_len: int) -> None:
-    """Raise UnsupportedModel, naming the field, unless `model.Decoder` runs `spec` exactly.
-
-    A sliding window at least as wide as `max_model_len` never hides anything and is accepted.
-    """
+def require_supported(spec: ModelSpec, max_model_len: int) -> None:  # noqa: ARG001
+    """Raise UnsupportedModel, naming the field, unless `model.Decoder` runs `spec` exactly."""
     _require(spec, MODEL_FIELDS, "")
-    _require(spec.norm, NORM_FIELDS, "norm.")
-    if spec.positions.kind != "rope":
-        raise _refusal("positions.kind", spec.positions.kind, ("rope",))
+    forward = FORWARDS.get(spec.family)
+    if forward is None:
+        raise UnsupportedModel(
+            f"{spec.family} ({spec.model_type}) is not run by the embedded engine",
+            field="family",
+            expected="one of " + ", ".join(FORWARDS),
+        )
+    for key, value in spec.numerics:
+        if key not in forward.obeys:
+            raise UnsupportedModel(
+                f"{value!r} is not run by the embedded engine for the family {spec.family}",
+                field=key,
+            )
+    _require_positions(spec, forward)
     if spec.quantization is not None and spec.quantization.method != "gguf":
         raise _refusal("quantization.method", spec.quantization.method, (None, "gguf"))
     naming = naming_for(spec.architecture, spec.model_type, spec.family)
     own = [e.path for e in naming.extras if e.scope in _LAYER_SCOPES]
-    if own:
+    if own or naming.parts or not naming.known:
         raise UnsupportedModel(
-            f"{own[0]} is not run by the embedded engine",
+            f"{(own or ['a layout of its own'])[0]} is not run by the embedded engine",
             field="family",
             expected="a family without tensors of its own",
         )
-    if spec.embedding_size not in (None, spec.hidden_size):
-        raise _refusal("embedding_size", spec.embedding_size, (spec.hidden_size,))
     for layer in spec.layers:
-        _require_layer(layer, max_model_len)
+        _require_layer(layer, forward)
+
+
+def _require_positions(spec: ModelSpec, forward: Forward) -> None:
+    """Raise unless rows of the model are told apart in a way that the decoder has."""
+    positions = spec.positions
+    if positions.kind not in _POSITIONS:
+        raise _refusal("positions.kind", positions.kind, _POSITIONS)
+    if positions.kind == "alibi" and forward.slopes is None:
+        raise _refusal("positions.kind", positions.kind, ("positions of another kind",))
+    if positions.kind == "learned" and positions.table_rows < spec.max_positions:
+        raise _refusal("positions.table_rows", positions.table_rows, (spec.max_positions,))
 
 
 def attention_of(layer: LayerSpec) -> Attention:
@@ -101,21 +108,15 @@ def dense_of(layer: LayerSpec) -> Dense:
     return layer.feed_forward
 
 
-def _require_layer(layer: LayerSpec, max_model_len: int) -> None:
+def _require_layer(layer: LayerSpec, forward: Forward) -> None:
     where = f"layers[{layer.index}]."
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if not isinstance(mixer, Attention):
         raise _refusal(where + "mixer", type(mixer).__name__, ("Attention",))
     _require(mixer, ATTENTION_FIELDS, where + "mixer.")
-    if mixer.window is not None and mixer.window < max_model_len:
-        raise UnsupportedModel(
-            f"a sliding window of {mixer.window} tokens is not run by the embedded engine",
-            field=where + "mixer.window",
-            expected=f"--max-model-len of at most {mixer.window}, within which it hides nothing",
-        )
-    if mixer.rope is None:
-        raise _refusal(where + "mixer.rope", None, ("rotary positions",))
-    if (refusal := unsupported_rope(mixer.rope)) is not None:
+    if mixer.qk_norm not in forward.qk_norms:
+        raise _refusal(where + "mixer.qk_norm", mixer.qk_norm, forward.qk_norms)
+    if mixer.rope is not None and (refusal := unsupported_rope(mixer.rope)) is not None:
         raise refusal
     if mixer.v_head_dim != mixer.head_dim:
         raise _refusal(where + "mixer.v_head_dim", mixer.v_head_dim, (mixer.head_dim,))
@@ -125,7 +126,9 @@ def _require_layer(layer: LayerSpec, max_model_len: int) -> None:
         )
     if not isinstance(feed_forward, Dense):
         raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense",))
-    _require(feed_forward, DENSE_FIELDS, where + "feed_forward.")
+    activation = forward.activation or feed_forward.activation
+    if activation not in _ACTIVATIONS:
+        raise _refusal(where + "feed_forward.activation", activation, _ACTIVATIONS)
     _require(layer, LAYER_FIELDS, where)
 
 

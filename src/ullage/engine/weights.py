@@ -1,7 +1,7 @@
-"""Weights by role, in float32, from the tensors that `anatomy` found in safetensors or GGUF.
+"""Weights by slot, from the tensors that `anatomy` expects and found in safetensors or GGUF.
 
 Holds reading and decoding. Headers were checked by `anatomy` before anything here is read; what
-the model does with a role is `model`.
+the model does with a slot is `model/loading.py`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,19 @@ import torch
 
 from ullage.anatomy import Model
 from ullage.anatomy.checkpoint import CheckpointIndex, TensorEntry, open_regular
-from ullage.anatomy.gguf.names import INTERLEAVED_ROTARY, half_split_rows, hf_tensor_name
-from ullage.engine.support import attention_of
+from ullage.anatomy.gguf.names import (
+    INTERLEAVED_ROTARY,
+    SHIFTED_NORMS,
+    TRANSPOSED,
+    half_split_rows,
+    hf_tensor_name,
+)
+from ullage.anatomy.stored import aligned_prefix, without_common_end
+from ullage.anatomy.tensors.expected import expected_tensors
+from ullage.anatomy.tensors.slots import Slots
+from ullage.anatomy.tensors.tensor import TensorSpec
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 
-# Role → name in Hugging Face checkpoints; {i} is the layer. A role with `_bias` ends in .bias.
-NAMES: Mapping[str, str] = {
-    "embed": "model.embed_tokens.weight",
-    "final_norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "mixer_norm": "model.layers.{i}.input_layernorm.weight",
-    "q": "model.layers.{i}.self_attn.q_proj.weight",
-    "k": "model.layers.{i}.self_attn.k_proj.weight",
-    "v": "model.layers.{i}.self_attn.v_proj.weight",
-    "o": "model.layers.{i}.self_attn.o_proj.weight",
-    "q_norm": "model.layers.{i}.self_attn.q_norm.weight",
-    "k_norm": "model.layers.{i}.self_attn.k_norm.weight",
-    "feed_forward_norm": "model.layers.{i}.post_attention_layernorm.weight",
-    "gate": "model.layers.{i}.mlp.gate_proj.weight",
-    "up": "model.layers.{i}.mlp.up_proj.weight",
-    "down": "model.layers.{i}.mlp.down_proj.weight",
-}
 SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
@@ -43,7 +35,7 @@ SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
 
 
 class Weights:
-    """Tensors by role, each checked against the shape that the spec demands."""
+    """Tensors by (slot, layer), each checked against the shape that the spec demands."""
 
     def __init__(self, model: Model) -> None:
         """Raises MalformedCheckpoint when there are no weights, or not all of them."""
@@ -53,42 +45,86 @@ class Weights:
             raise MalformedCheckpoint(
                 "weights are missing", file=self._place, expected="all of the model's weight files"
             )
-        self._spec = model.anatomy.spec
-        self._gguf = index.format == "gguf"
-        self._architecture = _architecture(index) if self._gguf else None
+        self.slots = Slots(model.anatomy.spec)
+        self.architecture = _architecture(index) if index.format == "gguf" else None
         self._entries = {
-            entry.name if self._architecture is None else name: entry
+            entry.name if self.architecture is None else name: entry
             for entry in index.tensors
-            if (name := _hf_name(self._architecture, entry.name)) is not None
+            if (name := _hf_name(self.architecture, entry.name)) is not None
         }
+        # The same model is stored with and without `transformer.` or `model.` in front.
+        expected = expected_tensors(model.anatomy.spec)
+        self._prefixes = without_common_end(*aligned_prefix(expected, self._entries))
 
-    def tensor(self, role: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor of the model itself. Raises MalformedCheckpoint if absent or misshapen."""
-        return self._read(NAMES[role], shape)
+    @property
+    def from_gguf(self) -> bool:
+        return self.architecture is not None
 
-    def layer(self, index: int, role: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One tensor of layer `index`, rows of Q and K in the order of Hugging Face."""
-        base = role.removesuffix("_bias")
-        name = NAMES[base].format(i=index)
-        if base != role:
-            name = name.removesuffix(".weight") + ".bias"
-        tensor = self._read(name, shape)
-        if base in ("q", "k") and self._architecture in INTERLEAVED_ROTARY:
-            head_dim = attention_of(self._spec.layers[index]).head_dim
-            return tensor[half_split_rows(shape[0] // head_dim, head_dim)]
+    @property
+    def norms_hold_offset(self) -> bool:
+        """Whether a stored norm of a unit-offset family is 1 + weight already."""
+        return self.architecture in SHIFTED_NORMS
+
+    def has(self, slot: str, layer: int | None = None, suffix: str = ".weight") -> bool:
+        """Whether the spec expects a tensor there."""
+        return self.slots.find(slot, layer, suffix) is not None
+
+    def tensor(self, slot: str, layer: int | None = None, suffix: str = ".weight") -> torch.Tensor:
+        """The tensor of a slot in float32, a matrix as [out, in] however it is stored.
+
+        Raises MalformedCheckpoint if it is absent or misshapen, UnsupportedModel for its dtype.
+        """
+        spec = self.slots.find(slot, layer, suffix)
+        assert spec is not None, f"the spec has no {slot}{suffix}"
+        return self._read(spec, spec.name, spec.shape)
+
+    def heads(self, slot: str, layer: int, head_dim: int, suffix: str = ".weight") -> torch.Tensor:
+        """`tensor` with the rows of queries or keys in the order of Hugging Face."""
+        tensor = self.tensor(slot, layer, suffix)
+        if self.architecture in INTERLEAVED_ROTARY:
+            return tensor[half_split_rows(tensor.shape[0] // head_dim, head_dim)]
         return tensor
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        entry = self._entries.get(name)
+    def experts(self, slot: str, layer: int, suffix: str = ".weight") -> torch.Tensor:
+        """All experts' tensors of a slot in one, float32 [experts, out, in]."""
+        spec = self.slots.find(slot, layer, suffix)
+        assert spec is not None, f"the spec has no {slot}{suffix}"
+        if "{e}" not in spec.name or spec.name in self._entries:  # GGUF stacks them
+            shape = spec.shape if "{e}" not in spec.name else (spec.count, *spec.shape)
+            return self._read(spec, spec.name, shape)
+        whole = torch.empty(spec.count, *spec.shape)
+        for expert in range(spec.count):
+            name = spec.name.replace("{e}", str(expert))
+            whole[expert] = self._read(spec, name, spec.shape)
+        return whole
+
+    def _read(self, spec: TensorSpec, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        entry = self._entry(name)
         if entry is None:
             raise MalformedCheckpoint(
                 "missing", file=self._place, field=name, expected=f"a tensor {list(shape)}"
             )
+        turned = spec.in_dim == 0 and len(shape) == 2  # [in, out], as Conv1D keeps it
+        if turned and self._turned_back(entry):
+            shape, turned = shape[::-1], False
         if entry.shape != shape:
             raise MalformedCheckpoint(
                 f"shape {list(entry.shape)}", file=entry.file, field=name, expected=f"{list(shape)}"
             )
-        return _from_gguf(entry) if self._gguf else read_tensor(entry)
+        tensor = read_tensor(entry) if self.architecture is None else _from_gguf(entry)
+        return tensor.T.contiguous() if turned else tensor
+
+    def _entry(self, name: str) -> TensorEntry | None:
+        entry = self._entries.get(name)
+        ours, theirs = self._prefixes
+        if entry is None and name.startswith(ours):
+            entry = self._entries.get(theirs + name.removeprefix(ours))
+        return entry
+
+    def _turned_back(self, entry: TensorEntry) -> bool:
+        """Whether this GGUF file holds the matrix as [out, in] though Hugging Face does not."""
+        part = entry.name.removesuffix(".weight").rpartition(".")[2]
+        return part in TRANSPOSED.get(self.architecture or "", frozenset())
 
 
 def _architecture(index: CheckpointIndex) -> str:
@@ -99,12 +135,12 @@ def _hf_name(architecture: str | None, name: str) -> str | None:
     return name if architecture is None else hf_tensor_name(architecture, name)
 
 
-def _bytes(entry: TensorEntry) -> bytes:
+def _bytes(entry: TensorEntry) -> bytearray:
+    data = bytearray(entry.num_bytes)
     with open_regular(Path(entry.file)) as (stream, _):
         stream.seek(entry.start)
-        data = stream.read(entry.num_bytes)
-    if len(data) != entry.num_bytes:
-        raise MalformedCheckpoint("ends within a tensor", file=entry.file, field=entry.name)
+        if stream.readinto(data) != len(data):  # type: ignore[attr-defined]
+            raise MalformedCheckpoint("ends within a tensor", file=entry.file, field=entry.name)
     return data
 
 
@@ -118,8 +154,7 @@ def read_tensor(entry: TensorEntry) -> torch.Tensor:
             field=entry.name,
             expected=" or ".join(SAFETENSORS_DTYPES),
         )
-    # bytearray: torch warns of memory that it must not write to.
-    return torch.frombuffer(bytearray(_bytes(entry)), dtype=dtype).view(entry.shape).float()
+    return torch.frombuffer(_bytes(entry), dtype=dtype).view(entry.shape).float()
 
 
 def _from_gguf(entry: TensorEntry) -> torch.Tensor:
@@ -135,6 +170,4 @@ def _from_gguf(entry: TensorEntry) -> torch.Tensor:
         raise UnsupportedModel(
             f"GGUF type {entry.dtype} is not decoded", file=entry.file, field=entry.name
         ) from error
-    # F32 comes back as a view of read-only bytes, which torch must not be given.
-    writable = np.require(decoded, dtype=np.float32, requirements=["C", "W"])
-    return torch.from_numpy(writable).view(entry.shape)
+    return torch.from_numpy(np.ascontiguousarray(decoded, dtype=np.float32)).view(entry.shape)

@@ -38,7 +38,7 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
     try:
         require_supported(tree.spec, max_model_len=1)
         found = placed(adapter, tree.spec, rank)
-        require_coverage(adapter, found, allow_partial=False)
+        require_coverage(adapter, found, tree.spec, allow_partial=False)
         modules = tuple(_verdict(module, State.APPLIED) for module, _ in found)
     except BadInput as refusal:
         message = str(refusal)

@@ -39,21 +39,30 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_dynamic_ntk": (False,),
     "use_logn_attn": (False,),
 }
+# What the class of a family takes for an absent key, where that is not neutral.
+_DEFAULTS: Mapping[str, Mapping[str, Numeric]] = {
+    "cohere": {"logit_scale": 0.0625},
+    "cohere2": {"logit_scale": 0.0625},
+    "olmoe": {"norm_topk_prob": False},
+    "qwen2_moe": {"norm_topk_prob": False},
+    "qwen3_moe": {"norm_topk_prob": False},
+}
 # Stored under another name in older files.
 _SPELLINGS: Mapping[str, str] = {"remove_final_layer_norm": "_remove_final_layer_norm"}
 
 
-def read_numerics(section: Section) -> tuple[tuple[str, Numeric], ...]:
+def read_numerics(section: Section, family: str) -> tuple[tuple[str, Numeric], ...]:
     """The (key, value) pairs of `section` and its class's defaults that are not neutral, sorted.
 
     A value that is neither number, truth value nor word is kept as the words that show it.
     """
     found: list[tuple[str, Numeric]] = []
+    defaults = {**section.defaults, **_DEFAULTS.get(family, {})}
     for key, neutral in _NEUTRAL.items():
         name = _SPELLINGS.get(key, key)
-        if name not in section.values and name not in section.defaults:
+        if name not in section.values and name not in defaults:
             continue
-        value = section.values.get(name, section.defaults.get(name))
+        value = section.values.get(name, defaults.get(name))
         if neutral and any(value is usual or value == usual for usual in neutral):
             continue
         found.append((key, value if isinstance(value, bool | int | float | str) else show(value)))

@@ -116,7 +116,7 @@ def _read(
         towers=read_towers(found.around, text, hidden_size, family.apart),
         quantization=_quantization(config, found, side_file, file),
         unknowns=tuple(reading.unknowns.values()),
-        numerics=read_numerics(text),
+        numerics=read_numerics(text, family.name),
     )
     if family.name == "generic":
         _refuse(text)
