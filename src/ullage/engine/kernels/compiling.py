@@ -47,9 +47,10 @@ def compiled(function: Function, *, fast: bool = False) -> Function:
     """
     import numba
 
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    if fast:
-        options["fastmath"] = set(FAST)
+    # False must be said: what is left open a callee takes over from its first caller (numba 0.68,
+    # core/options.py, inherit_if_set), and rounding tricks do not survive FAST.
+    fastmath = set(FAST) if fast else False
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     folder = _writable(cache_dir())
     if folder is None:
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
