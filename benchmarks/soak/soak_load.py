@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from soak_client import Outcome, send
@@ -67,6 +67,9 @@ class Disturbed:
     faults: list[str] = field(default_factory=list)
 
 
+One = Callable[[Ask, PhaseResult], Awaitable[None]]
+
+
 async def run_phases(
     url: str,
     asks: Iterable[Ask],
@@ -118,7 +121,7 @@ async def run_phases(
     return results, disturbed
 
 
-async def _closed(stream, phase, result, one) -> None:  # type: ignore[no-untyped-def]
+async def _closed(stream: Iterator[Ask], phase: Phase, result: PhaseResult, one: One) -> None:
     """`concurrency` clients, each of which asks again as soon as it has its answer."""
     left = phase.num_requests
 
@@ -131,7 +134,9 @@ async def _closed(stream, phase, result, one) -> None:  # type: ignore[no-untype
     await asyncio.gather(*(client() for _ in range(phase.concurrency)))
 
 
-async def _open(stream, phase, per_s, result, one) -> None:  # type: ignore[no-untyped-def]
+async def _open(
+    stream: Iterator[Ask], phase: Phase, per_s: float, result: PhaseResult, one: One
+) -> None:
     """Arrivals at `per_s` in random gaps, whether or not the server keeps up."""
     draw = random.Random(phase.num_requests)  # noqa: S311 - repeatable
     at = time.monotonic()
