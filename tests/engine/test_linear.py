@@ -1,29 +1,106 @@
-"""Linear layers: int8 stays close to float32 and knows where it cannot."""
+"""Linear layers: int8 gives the exact sum of the two roundings, and stays close to float32."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 
-from ullage.engine.linear import FloatLinear, Int8Linear
+from ullage.engine.kernels.compiling import available
+from ullage.engine.linear import FloatLinear, Int8Linear, Linear
+from ullage.engine.linear.int8 import FbgemmLinear, quantized
+
+KERNELS = pytest.mark.skipif(not available(), reason="numba is not installed")
+EVERY_INT8 = [pytest.param(Int8Linear, marks=KERNELS), FbgemmLinear]
+Make = Callable[..., Linear]
 
 
+def rounded(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as whole numbers from −127 to 127, and their scales, in float64."""
+    rows = x.double().numpy()
+    scales = np.abs(rows).max(axis=1, keepdims=True) / 127
+    whole = np.rint(rows / np.where(scales == 0, 1, scales))
+    return whole.astype(np.int64), scales
+
+
+@pytest.mark.parametrize("make", EVERY_INT8)
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.filterwarnings("ignore:.*deprecat.*")
-def test_int8_is_within_a_few_percent_of_float(with_bias: bool) -> None:
+def test_int8_is_within_a_few_percent_of_float(make: Make, with_bias: bool) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(96, 128), torch.randn(7, 128)
     bias = torch.randn(96) if with_bias else None
     exact = FloatLinear(weight, bias)(x)
-    close = Int8Linear(weight, bias)(x)
+    close = make(weight, bias)(x)
     assert torch.equal(exact, torch.nn.functional.linear(x, weight, bias))
     error = (close - exact).norm() / exact.norm()
     assert 0 < error < 0.03
 
 
+@pytest.mark.parametrize("make", EVERY_INT8)
 @pytest.mark.filterwarnings("ignore:.*deprecat.*")
-def test_a_row_of_zeros_stays_zero() -> None:
+def test_a_row_of_zeros_stays_zero(make: Make) -> None:
     weight = torch.randn(4, 32)
     weight[2] = 0
-    y = Int8Linear(weight)(torch.randn(3, 32))
+    y = make(weight)(torch.randn(3, 32))
     assert torch.equal(y[:, 2], torch.zeros(3))
+
+
+@KERNELS
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 13, 40])
+@pytest.mark.parametrize("size", [32, 80, 576])
+def test_the_kernels_give_the_exact_sum_of_whole_numbers(rows: int, size: int) -> None:
+    """Also at widths that are filled up with zeros, and at rows that no block divides."""
+    generator = torch.Generator().manual_seed(rows * 1000 + size)
+    weight = torch.randn(70, size, generator=generator)
+    x = torch.randn(rows, size, generator=generator)
+    weight_whole, weight_scales = rounded(weight)
+    x_whole, x_scales = rounded(x)
+    expected = (x_whole @ weight_whole.T) * x_scales * weight_scales.T
+    y = Int8Linear(weight)(x).double().numpy()
+    # What lies halfway between two whole numbers may be rounded either way by a factor in float32.
+    slack = np.abs(expected).max() * 1e-5 + x_scales * weight_scales.T * 127 * 2
+    assert (np.abs(y - expected) <= slack).all()
+    assert np.mean(np.abs(y - expected) <= np.abs(expected) * 1e-5 + 1e-6) > 0.9
+
+
+@KERNELS
+def test_the_greatest_products_do_not_overflow() -> None:
+    weight, x = torch.full((3, 4096), -1.0), torch.full((2, 4096), 1.0)
+    assert torch.allclose(Int8Linear(weight)(x), torch.full((2, 3), -4096.0))
+
+
+@KERNELS
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_spoils_its_own_row_and_no_other(bad: float) -> None:
+    torch.manual_seed(1)
+    linear, x = Int8Linear(torch.randn(40, 64)), torch.randn(9, 64)
+    clean = linear(x)
+    x[4, 17] = bad
+    spoilt = linear(x)
+    assert spoilt[4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(spoilt[others], clean[others])
+
+
+@KERNELS
+def test_a_weight_that_is_not_finite_is_seen() -> None:
+    weight = torch.randn(4, 32)
+    weight[1, 3], weight[2, 4] = float("nan"), float("inf")
+    y = Int8Linear(weight)(torch.randn(2, 32))
+    assert y[:, [0, 3]].isfinite().all()
+    assert not y[:, [1, 2]].isfinite().any()
+
+
+@KERNELS
+def test_int8_weights_are_held_once_and_counted() -> None:
+    weight = torch.randn(48, 64)
+    assert sum(t.numel() * t.element_size() for t in Int8Linear(weight).tensors) == 48 * 64 + 48 * 4
+
+
+def test_a_channel_is_worth_its_largest_weight() -> None:
+    whole, scales = quantized(torch.tensor([[0.5, -1.0], [0.0, 0.0]]))
+    assert whole.tolist() == [[64, -127], [0, 0]]
+    assert scales.tolist() == pytest.approx([1 / 127, 0.0])

@@ -4,6 +4,7 @@ Each is written as LLVM's own generic instructions, so any processor that LLVM k
 x86 the integer products become vpmaddwd.
 """
 
+# ruff: noqa: ARG001 (numba types an intrinsic by the names of the arguments it may not need)
 from __future__ import annotations
 
 from typing import Any
@@ -22,7 +23,7 @@ def _array_pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any
     return builder.gep(data, [index])
 
 
-# --- atomics on int64 arrays: sequentially consistent, which is what threads here are argued with --
+# --- atomics on int64 arrays, sequentially consistent ---------------------------------------------
 
 
 def _atomic_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
@@ -73,6 +74,24 @@ def _as_pointer(typingctx: Any, address: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return types.voidptr(types.int64), codegen
+
+
+def _as_float(typingctx: Any, pattern: Any) -> Any:
+    """The float32 of a pattern of 32 bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], F32)
+
+    return types.float32(types.int32), codegen
+
+
+def _as_bits(typingctx: Any, value: Any) -> Any:
+    """The pattern of a float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], I32)
+
+    return types.int32(types.float32), codegen
 
 
 # --- dot products ---------------------------------------------------------------------------------
@@ -159,7 +178,10 @@ def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
         sums_type = ir.VectorType(kind.out, 8)
         zero = ir.Constant(sums_type, [ir.Constant(kind.out, 0)] * 8)
         sums = [
-            [[cgutils.alloca_once_value(builder, zero) for _ in range(columns)] for _ in range(rows)]
+            [
+                [cgutils.alloca_once_value(builder, zero) for _ in range(columns)]
+                for _ in range(rows)
+            ]
             for _ in range(unroll)
         ]
         for part in sums:
@@ -174,13 +196,13 @@ def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
             return builder.load(pointer, align=element_bytes(element))
 
         with cgutils.for_range_slice(builder, ir.Constant(I64, 0), size, lane_count) as (at, _):
-            for part in range(unroll):
-                here = builder.add(at, ir.Constant(I64, part * kind.lanes))
+            for copy, sums_RC in enumerate(sums):
+                here = builder.add(at, ir.Constant(I64, copy * kind.lanes))
                 xs = [load(row, here, kind.x) for row in x_rows]
                 for c, w_row in enumerate(w_rows):
                     weights = kind.widen(builder, load(w_row, here, kind.weight))
                     for r in range(rows):
-                        slot = sums[part][r][c]
+                        slot = sums_RC[r][c]
                         total = kind.accumulate(builder, builder.load(slot), weights, xs[r])
                         builder.store(total, slot)
         first = builder.inttoptr(out, kind.out.as_pointer())
@@ -188,11 +210,9 @@ def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
         for r in range(rows):
             for c in range(columns):
                 total = builder.load(sums[0][r][c])
-                for part in range(1, unroll):
-                    total = add(total, builder.load(sums[part][r][c]))
-                at = builder.add(
-                    builder.mul(out_stride, ir.Constant(I64, r)), ir.Constant(I64, c)
-                )
+                for sums_RC in sums[1:]:
+                    total = add(total, builder.load(sums_RC[r][c]))
+                at = builder.add(builder.mul(out_stride, ir.Constant(I64, r)), ir.Constant(I64, c))
                 builder.store(_sum_lanes(builder, total), builder.gep(first, [at]))
         return context.get_dummy_value()
 
@@ -214,3 +234,4 @@ atomic_load = intrinsic(_atomic_load)
 atomic_store = intrinsic(_atomic_store)
 give_way = intrinsic(_give_way)
 as_pointer = intrinsic(_as_pointer)
+as_float, as_bits = intrinsic(_as_float), intrinsic(_as_bits)

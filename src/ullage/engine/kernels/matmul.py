@@ -1,0 +1,133 @@
+"""Products of some rows with a tile of a weight matrix: int8, float32 or bfloat16 weights.
+
+Weights lie [out, in] in memory given by address; rows are taken eight, four, two or one at a time,
+so that a weight once read serves all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ullage.engine.kernels.compiling import compiled
+from ullage.engine.kernels.llvm import BFLOAT16, FLOAT32, INT8, dot_block
+
+Floats = npt.NDArray[np.float32]
+
+# The kinds of weight as numbers, which is all that compiled code can ask.
+KIND_FLOAT32, KIND_BFLOAT16, KIND_INT8 = 0, 1, 2
+WEIGHT_BYTES = {KIND_FLOAT32: 4, KIND_BFLOAT16: 2, KIND_INT8: 1}
+# `size`, the width of a weight matrix, is a multiple of this.
+WIDTH_MULTIPLE = 32
+MOST_ROWS = 8
+# A tile's weights stay in the first cache while the rows pass over it, and are few enough that
+# threads which share a matrix finish together.
+_TILE_BYTES = 32768
+
+_int8_8, _int8_4 = dot_block(INT8, 8, 1), dot_block(INT8, 4, 1)
+_int8_2, _int8_1 = dot_block(INT8, 2, 1, 2), dot_block(INT8, 1, 1, 2)
+_float32_8, _float32_4 = dot_block(FLOAT32, 8, 1), dot_block(FLOAT32, 4, 1)
+_float32_2, _float32_1 = dot_block(FLOAT32, 2, 1, 4), dot_block(FLOAT32, 1, 1, 4)
+_bfloat16_8, _bfloat16_4 = dot_block(BFLOAT16, 8, 1), dot_block(BFLOAT16, 4, 1)
+_bfloat16_2, _bfloat16_1 = dot_block(BFLOAT16, 2, 1, 4), dot_block(BFLOAT16, 1, 1, 4)
+
+
+def _tile_outputs(kind: int, size: int) -> int:
+    """Outputs of one tile of a matrix `size` wide."""
+    width = size if kind == KIND_INT8 else size * (4 if kind == KIND_FLOAT32 else 2)
+    return max(4, min(64, _TILE_BYTES // width))
+
+
+def _dots_int8(
+    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int
+) -> None:
+    """int32 out[r, o] = Σ w[o]·x[r] of whole numbers, int8 by int16; addresses and counts."""
+    for o in range(outputs):
+        w, y = weight + o * size, out + 4 * o
+        if rows == 8:
+            _int8_8(w, size, x, size, size, y, out_stride)
+        elif rows == 4:
+            _int8_4(w, size, x, size, size, y, out_stride)
+        elif rows == 2:
+            _int8_2(w, size, x, size, size, y, out_stride)
+        else:
+            _int8_1(w, size, x, size, size, y, out_stride)
+
+
+def _dots_float32(
+    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int
+) -> None:
+    """float32 out[r, o] = Σ w[o]·x[r]."""
+    for o in range(outputs):
+        w, y = weight + 4 * o * size, out + 4 * o
+        if rows == 8:
+            _float32_8(w, size, x, size, size, y, out_stride)
+        elif rows == 4:
+            _float32_4(w, size, x, size, size, y, out_stride)
+        elif rows == 2:
+            _float32_2(w, size, x, size, size, y, out_stride)
+        else:
+            _float32_1(w, size, x, size, size, y, out_stride)
+
+
+def _dots_bfloat16(
+    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int
+) -> None:
+    """As `dots_float32`, of weights that are the upper halves of float32."""
+    for o in range(outputs):
+        w, y = weight + 2 * o * size, out + 4 * o
+        if rows == 8:
+            _bfloat16_8(w, size, x, size, size, y, out_stride)
+        elif rows == 4:
+            _bfloat16_4(w, size, x, size, size, y, out_stride)
+        elif rows == 2:
+            _bfloat16_2(w, size, x, size, size, y, out_stride)
+        else:
+            _bfloat16_1(w, size, x, size, size, y, out_stride)
+
+
+_int8, _float32 = compiled(_dots_int8), compiled(_dots_float32)
+_bfloat16 = compiled(_dots_bfloat16)
+
+
+def _rows_at_once(rows: int) -> int:
+    """The largest block of rows that there is code for."""
+    if rows >= 8:
+        return 8
+    if rows >= 4:
+        return 4
+    return 2 if rows >= 2 else 1
+
+
+rows_at_once = compiled(_rows_at_once)
+
+
+def _tile(
+    kind: int, weight: int, scales_O: Floats, biases_O: Floats, size: int, first: int, last: int,
+    x: int, x_scales_R: Floats, rows: int, out_RN: Floats,
+) -> None:  # fmt: skip
+    """Outputs first … last−1 of `rows` (at most 8, `rows_at_once`) into out_RN[r, o − first].
+
+    x is the address of rows [rows, size]: int16 with x_scales_R for int8 weights, else float32.
+    Arrays of size 0 stand for scales and biases that there are none of. Out's rows may be wider.
+    """
+    outputs, stride = last - first, out_RN.shape[1]
+    address = out_RN.ctypes.data
+    if kind == KIND_INT8:
+        _int8(weight + first * size, size, outputs, x, rows, address, stride)
+        whole_RN = out_RN.view(np.int32)
+        for r in range(rows):
+            x_scale = x_scales_R[r]
+            for o in range(outputs):
+                out_RN[r, o] = np.float32(whole_RN[r, o]) * (scales_O[first + o] * x_scale)
+    elif kind == KIND_FLOAT32:
+        _float32(weight + 4 * first * size, size, outputs, x, rows, address, stride)
+    else:
+        _bfloat16(weight + 2 * first * size, size, outputs, x, rows, address, stride)
+    if biases_O.shape[0] > 0:
+        for r in range(rows):
+            for o in range(outputs):
+                out_RN[r, o] += biases_O[first + o]
+
+
+tile, tile_outputs = compiled(_tile), compiled(_tile_outputs)
