@@ -58,7 +58,7 @@ def require_supported(spec: ModelSpec, max_model_len: int) -> None:  # noqa: ARG
     """Raise UnsupportedModel, naming the field, unless `model.Decoder` runs `spec` exactly."""
     _require(spec, MODEL_FIELDS, "")
     forward = FORWARDS.get(spec.family)
-    if forward is None:
+    if forward is None or spec.model_type not in (forward.model_types or (spec.family,)):
         raise UnsupportedModel(
             f"{spec.family} ({spec.model_type}) is not run by the embedded engine",
             field="family",

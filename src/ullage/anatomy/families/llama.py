@@ -54,7 +54,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
     ),
     Family("smollm3", nope="keys", windows="top", window_if="use_sliding_window"),
     Family("seed_oss", o_bias="attention_out_bias"),
-    Family("helium", o_bias=False),
+    Family("helium", o_bias=False, rope_interleaved=True),
     Family("exaone", **_NO_BIAS, mlp_bias=False),
     Family(
         "exaone4",
@@ -120,7 +120,7 @@ LLAMA_ROWS: tuple[Family, ...] = (
         linear="mamba",
         mamba_norm=True,
     ),
-    Family("olmo", norm="layer", affine=False, mlp_bias=False),
+    Family("olmo", norm="layer", affine=False, mlp_bias=False, extra={"norm_eps": 1e-5}),
     Family("olmo2", qk_norm="layer", place="post", mlp_bias=False),
     Family("olmo3", qk_norm="layer", place="post", mlp_bias=False, windows="every", pattern=4),
     Family("olmoe", qk_norm="layer", expert_width="intermediate_size"),
@@ -160,10 +160,16 @@ LLAMA_ROWS: tuple[Family, ...] = (
         extra={"use_qk_norm": True, "n_shared_experts": 1},
     ),
     Family(
-        "ernie4_5", q_bias="use_bias", kv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias"
+        "ernie4_5",
+        q_bias="use_bias",
+        kv_bias="use_bias",
+        o_bias="use_bias",
+        mlp_bias="use_bias",
+        rope_interleaved=True,
     ),
     Family(
         "ernie4_5_moe",
+        rope_interleaved=True,
         q_bias="use_bias",
         kv_bias="use_bias",
         o_bias="use_bias",

@@ -243,6 +243,7 @@ OTHER_ROWS: tuple[Family, ...] = (
         mlp_bias="enable_bias",
         positions="learned",
         position_offset=2,
+        extra={"norm_eps": 1e-5},  # nn.LayerNorm's own
     ),
     Family(
         "xglm",
@@ -251,6 +252,7 @@ OTHER_ROWS: tuple[Family, ...] = (
         **_PLAIN_MLP,
         positions="sinusoidal",
         embedding_scale="sqrt",
+        extra={"norm_eps": 1e-5},
     ),
     Family(
         "biogpt",

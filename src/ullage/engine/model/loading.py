@@ -170,18 +170,17 @@ def wiring(spec: ModelSpec) -> Wiring:
 
 def attention_rule(spec: ModelSpec, layer: LayerSpec) -> AttentionRule:
     """What rows of a layer see, and how scores are formed."""
-    mixer, numerics = attention_of(layer), dict(spec.numerics)
+    mixer, numerics, forward = attention_of(layer), dict(spec.numerics), FORWARDS[spec.family]
     scale = mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale
     own = numerics.get("softmax_scale")  # MPT
     if isinstance(own, int | float):
         scale = float(own)
-    if numerics.get("scale_attn_weights") is False:  # GPT-2
+    if not forward.scaled or numerics.get("scale_attn_weights") is False:  # GPT-Neo, GPT-2
         scale = 1.0
     if numerics.get("scale_attn_by_inverse_layer_idx") is True:
         scale /= layer.index + 1
     slopes: tuple[float, ...] = ()
     if spec.positions.kind == "alibi":
-        make = FORWARDS[spec.family].slopes
-        assert make is not None, spec.family
-        slopes = make(mixer.num_heads)
+        assert forward.slopes is not None, spec.family
+        slopes = forward.slopes(mixer.num_heads)
     return AttentionRule(scale, mixer.window, mixer.soft_cap, slopes)
