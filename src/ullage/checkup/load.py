@@ -139,6 +139,43 @@ async def run_load(
         return tuple(await asyncio.gather(*(one(request) for request in requests)))
 
 
+async def run_closed(
+    target: Target,
+    requests: Sequence[PlannedRequest],
+    *,
+    concurrency: int,
+    limit_s: float,
+    whole_groups: bool = False,
+    request_timeout_s: float = 120.0,
+) -> tuple[RequestResult, ...]:
+    """Send the requests in order with at most `concurrency` at once (closed loop).
+
+    All of them wait from the start, so `end_s` of each counts its wait for a place as well. With
+    `whole_groups` the next ones leave only when the whole group before them has ended: static
+    batching, on any server. Arrivals are ignored; results and `limit_s` are as in `run_load`.
+    """
+    async with client_for(target, timeout_s=request_timeout_s) as client:
+        start = time.perf_counter()
+        places = asyncio.Semaphore(concurrency)
+
+        async def one(request: PlannedRequest) -> RequestResult:
+            seen = _Collector(request, start)
+            try:
+                async with asyncio.timeout(limit_s - (time.perf_counter() - start)), places:
+                    await seen.stream(client, target)
+            except TimeoutError:
+                seen.error = f"cut off: the load's limit of {limit_s:.0f} s was reached"
+            return seen.result()
+
+        if not whole_groups:
+            return tuple(await asyncio.gather(*(one(request) for request in requests)))
+        results: list[RequestResult] = []
+        for first in range(0, len(requests), concurrency):
+            group = requests[first : first + concurrency]
+            results += await asyncio.gather(*(one(request) for request in group))
+        return tuple(results)
+
+
 class _Collector:
     """What one request has seen so far; turned into a RequestResult at its end."""
 

@@ -88,7 +88,7 @@ def measure_machine() -> Machine:
         torch.set_num_threads(before)
     read_one, read_all, gemm_one, gemm_all = rates
     return Machine(
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         num_cores=cores,
         memory_bytes=total_bytes(),
         read_one_thread=read_one,
@@ -146,7 +146,7 @@ def available_bytes() -> int | None:
     return _meminfo("MemAvailable")
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -112,7 +112,7 @@ async def measure(target: Target, plan: Plan, progress: Progress) -> Measurement
         RunFailed: when the first requests already fail, so that nothing can be measured.
     """
     progress("warming up")
-    target, prompts = await _warm_up(target, plan)
+    target, prompts = await warm_up(target, plan.max_model_len, plan.vocab_size)
     progress("measuring prefill")
     prefill = await _measure_prefill(target, prompts, plan)
     progress("growing one sequence")
@@ -134,13 +134,18 @@ async def measure(target: Target, plan: Plan, progress: Progress) -> Measurement
     return Measurements(target, prompts, prefill, growth, batch, workload, results, series)
 
 
-async def _warm_up(target: Target, plan: Plan) -> tuple[Target, PromptSource]:
-    """A completed generation at the sizes to come, and how this server takes prompts."""
+async def warm_up(
+    target: Target, max_model_len: int, vocab_size: int
+) -> tuple[Target, PromptSource]:
+    """A completed generation at the sizes to come, and how this server takes prompts.
+
+    `vocab_size` 0 stands for a server whose vocabulary is not known. Raises RunFailed.
+    """
     ids = await tokenize(target, passage())
-    if ids is None and plan.vocab_size > 0:
-        ids = random_ids(plan.vocab_size, seed=SEED)
+    if ids is None and vocab_size > 0:
+        ids = random_ids(vocab_size, seed=SEED)
     source = PromptSource(ids=ids or (), words=tuple(passage().split()))
-    probe = _planned(source, 0.0, min(16, plan.max_model_len // 2), 4, seed=1)
+    probe = _planned(source, 0.0, min(16, max_model_len // 2), 4, seed=1)
     target, result = await accepted_extras(target, probe)
     if result.error is not None and source.ids:
         # A server that takes no token ids may still take text; count what a word makes of tokens.
@@ -151,7 +156,7 @@ async def _warm_up(target: Target, plan: Plan) -> tuple[Target, PromptSource]:
             source = PromptSource(words=source.words, tokens_per_word=result.prompt_tokens / 16)
     if result.error is not None:
         raise RunFailed(f"the warm-up request failed: {result.error}")
-    longest = _fitting(max(PREFILL_LENGTHS) // 2, plan)
+    longest = _fitting(max(PREFILL_LENGTHS) // 2, max_model_len)
     await _alone(target, _planned(source, 0.0, longest, 4, seed=2), "the warm-up")
     return target, source
 
@@ -162,7 +167,7 @@ async def _measure_prefill(
     """Time to the first token of lone prompts, from short to long, within a time budget."""
     points: list[PrefillPoint] = []
     spent = 0.0
-    for length in sorted({_fitting(n, plan) for n in PREFILL_LENGTHS}):
+    for length in sorted({_fitting(n, plan.max_model_len) for n in PREFILL_LENGTHS}):
         expected = 2 * points[-1].ttft_s if points else 0.0
         if points and spent + expected > PREFILL_BUDGET_S:
             break
@@ -296,6 +301,6 @@ def _planned(
     return PlannedRequest(arrival_s, prompt, prompt_tokens, output_tokens)
 
 
-def _fitting(prompt_tokens: int, plan: Plan) -> int:
+def _fitting(prompt_tokens: int, max_model_len: int) -> int:
     """The prompt length, or what leaves a few tokens of room below max_model_len."""
-    return max(1, min(prompt_tokens, plan.max_model_len - 4))
+    return max(1, min(prompt_tokens, max_model_len - 4))

@@ -1,6 +1,6 @@
 """Putting report.json and report.html in place, both whole or neither.
 
-Holds the writing only; the document is `document.py`, the page `html/`.
+Holds the writing only (the lab writes by it too); the document is `document.py`, the page `html/`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from ullage.errors import BadUsage
 NAMES = ("report.json", "report.html")
 
 
-def check_place(directory: Path) -> None:
-    """Raise BadUsage where `write_report` could not write, before minutes are spent on a run.
+def check_place(directory: Path, names: Sequence[str] = NAMES) -> None:
+    """Raise BadUsage where files of those names could not be written, before minutes are spent.
 
     Makes nothing: the nearest directory that exists is asked.
     """
@@ -31,7 +32,7 @@ def check_place(directory: Path) -> None:
             reason = f"{place} is not a directory"
         elif not os.access(place, os.W_OK | os.X_OK):
             reason = f"{place} cannot be written"
-        elif taken := [name for name in NAMES if (directory / name).is_dir()]:
+        elif taken := [name for name in names if (directory / name).is_dir()]:
             reason = f"{taken[0]} in it is a directory"
     except OSError as error:
         reason = error.strerror
@@ -40,15 +41,21 @@ def check_place(directory: Path) -> None:
 
 
 def write_report(document: dict[str, Any], directory: Path) -> tuple[Path, Path]:
-    """Write report.json and report.html under temporary names, then rename both.
-
-    Raises:
-        BadUsage: the directory cannot be made or written.
-    """
+    """Write report.json and report.html. Raises BadUsage as `write_files` does."""
     texts = {
         "report.json": json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         "report.html": render(document),
     }
+    json_path, html_path = write_files(directory, texts)
+    return json_path, html_path
+
+
+def write_files(directory: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
+    """Write every text under a temporary name, then rename them all; their paths in order.
+
+    Raises:
+        BadUsage: the directory cannot be made or written.
+    """
     written: list[tuple[Path, Path]] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -65,7 +72,7 @@ def write_report(document: dict[str, Any], directory: Path) -> tuple[Path, Path]
         for temporary, _ in written:
             with contextlib.suppress(OSError):  # a file system that became read-only
                 temporary.unlink(missing_ok=True)
-    return directory / "report.json", directory / "report.html"
+    return tuple(final for _, final in written)
 
 
 def _unwritable(directory: Path, reason: str | None) -> BadUsage:

@@ -164,7 +164,7 @@ def _options(args: argparse.Namespace) -> Any:
             max_model_len=args.max_model_len,
         ),
         gpus=gpus,
-        engine_url=None if args.engine is None else _url(args.engine),
+        engine_url=None if args.engine is None else server_url(args.engine, "--engine"),
         api_key=args.api_key,
         num_requests=args.requests,
         duration_s=args.duration,
@@ -175,8 +175,8 @@ def _options(args: argparse.Namespace) -> Any:
     )
 
 
-def _url(text: str) -> str:
-    """The server's base: what stands before /v1, http assumed."""
+def server_url(text: str, flag: str) -> str:
+    """The server's base: what stands before /v1, http assumed. Raises BadUsage naming `flag`."""
     from urllib.parse import urlsplit
 
     url = text if "://" in text else f"http://{text}"
@@ -186,7 +186,7 @@ def _url(text: str) -> str:
     except ValueError:  # a port above 65535, a broken IPv6 address
         named = None
     if not named or any(c.isspace() or not c.isprintable() for c in url):
-        raise BadUsage(repr(text[:80]), field="--engine", expected="an http or https URL")
+        raise BadUsage(repr(text[:80]), field=flag, expected="an http or https URL")
     return url.rstrip("/").removesuffix("/v1")
 
 

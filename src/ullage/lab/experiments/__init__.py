@@ -1,0 +1,1 @@
+"""One module per experiment, each with `run(setting) -> Result`; `registry` lists them."""

@@ -1,0 +1,58 @@
+"""How fast an engine in this process prefills and decodes: medians over its own steps.
+
+Holds the driving of an engine for time, with token ids that no answer depends on.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+from ullage.engine.engine import Engine
+from ullage.engine.request import SamplingParams
+
+
+def decode_step_s(engine: Engine, *, batch: int, context: int, steps: int) -> float:
+    """Median seconds of a step in which `batch` requests of about `context` tokens decode."""
+    requests = [
+        request
+        for index in range(batch)
+        for request in engine.add_request(
+            f"decode-{index}", random_ids(engine, context, seed=index), _endless(steps + batch + 8)
+        )
+    ]
+    taken: list[float] = []
+    while len(taken) < steps:
+        report = engine.step()
+        # Only steps in which everybody decodes: prompts come in one after the other.
+        if len(report.plan.work) == batch and report.plan.num_tokens == batch:
+            taken.append(report.ended_s - report.started_s)
+        assert engine.has_work, "answers are long enough for all steps"
+    for request in requests:
+        engine.abort(request)
+    return statistics.median(taken[1:] or taken)
+
+
+def prefill_tokens_per_s(engine: Engine, *, tokens: int, repeats: int) -> float:
+    """Tokens per second of lone prompts, each run in as few steps as the engine's budget allows."""
+    rates = []
+    for turn in range(repeats + 1):
+        (request,) = engine.add_request(
+            f"prefill-{turn}", random_ids(engine, tokens, seed=500 + turn), _endless(2)
+        )
+        spent = 0.0
+        while not request.output_ids:
+            report = engine.step()
+            spent += report.ended_s - report.started_s
+        engine.abort(request)
+        rates.append(tokens / spent)
+    return statistics.median(rates[1:])  # the first one also warmed up
+
+
+def random_ids(engine: Engine, count: int, *, seed: int) -> tuple[int, ...]:
+    draw = random.Random(seed)  # noqa: S311 - repeatable, not secret
+    return tuple(draw.randrange(8, engine.spec.vocab_size) for _ in range(count))
+
+
+def _endless(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)

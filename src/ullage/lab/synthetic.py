@@ -1,0 +1,96 @@
+"""A small Llama with random weights, written from a configuration: for what no weights decide.
+
+Holds the writing only, without transformers. Speeds and bytes of a shape are those of any weights
+of that shape; perplexity and agreement are not, and no experiment measures them on this.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+SEED = 7
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 2048,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float32",
+}
+QUICK = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "head_dim": 32}
+NAME = "random-llama"
+
+
+def write_synthetic(directory: Path, *, quick: bool = False) -> Path:
+    """config.json, model.safetensors and tokenizer.json in `directory`/NAME; the same each time."""
+    place = directory / NAME
+    place.mkdir(parents=True)
+    config = CONFIG | (QUICK if quick else {})
+    (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(_weights(config), place / "model.safetensors")
+    _write_tokenizer(place, config["vocab_size"])
+    return place
+
+
+def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(SEED)
+    hidden, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q = config["num_attention_heads"] * head_dim
+    kv = config["num_key_value_heads"] * head_dim
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=draw) / math.sqrt(columns)
+
+    tensors = {
+        "model.embed_tokens.weight": matrix(config["vocab_size"], hidden),
+        "model.norm.weight": torch.ones(hidden),
+    }
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}."
+        tensors[layer + "input_layernorm.weight"] = torch.ones(hidden)
+        tensors[layer + "post_attention_layernorm.weight"] = torch.ones(hidden)
+        for name, rows, columns in (
+            ("self_attn.q_proj", q, hidden),
+            ("self_attn.k_proj", kv, hidden),
+            ("self_attn.v_proj", kv, hidden),
+            ("self_attn.o_proj", hidden, q),
+            ("mlp.gate_proj", mlp, hidden),
+            ("mlp.up_proj", mlp, hidden),
+            ("mlp.down_proj", hidden, mlp),
+        ):
+            tensors[f"{layer}{name}.weight"] = matrix(rows, columns)
+    return tensors
+
+
+def _write_tokenizer(place: Path, vocab_size: int) -> None:
+    """Every byte is a token; the rest of the vocabulary are words ` w0`, ` w1`, …
+
+    So every token that the random model comes up with has text, and each is one event of a stream.
+    """
+    specials = ["<unk>", "<s>", "</s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = specials + alphabet
+    names += [f"Ġw{i}" for i in range(vocab_size - len(names))]
+    fast = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken(name, special=True) for name in specials])
+    fast.save(str(place / "tokenizer.json"))
