@@ -1,0 +1,157 @@
+"""An embedding engine: text → token ids → encoder → pooling, a batch of whole texts at a time.
+
+Holds no queue: whoever calls `embed` says which texts go together, within `options`. HTTP, threads
+and metrics are `serving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from ullage.anatomy import Model, load
+from ullage.anatomy.spec import ModelSpec
+from ullage.engine.encoder import Encoder
+from ullage.engine.encoder_support import require_encoder
+from ullage.engine.encoder_weights import EncoderWeights
+from ullage.engine.linear import LINEARS
+from ullage.engine.options import EngineOptions
+from ullage.engine.pooling import Pooling, read_pooling
+from ullage.engine.tokenizer import Tokenizer
+from ullage.engine.tokenizer_loading import load_tokenizer
+from ullage.errors import BadInput, BadUsage
+
+# The options that an encoder obeys. The others speak of caches, adapters and decoding.
+_OBEYED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization")
+
+
+class TextRefused(BadInput):
+    """A text that this model can never embed: empty, too long, or not of its vocabulary."""
+
+
+class Embedder:
+    """Not thread-safe: one thread calls `embed`; the rest may be called from any."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        tokenizer: Tokenizer,
+        pooling: Pooling,
+        options: EngineOptions,
+        max_model_len: int,
+    ) -> None:
+        self.spec: ModelSpec = encoder.spec
+        self.tokenizer = tokenizer
+        self.pooling = pooling
+        self.options = options
+        self.max_model_len = max_model_len
+        self._encoder = encoder
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        options: EngineOptions | None = None,
+        pooler_config: Mapping[str, object] | None = None,
+    ) -> Embedder:
+        """Read `model` (a directory) and get ready to serve it.
+
+        Raises UnsupportedModel for a spec that it would not run exactly, MalformedCheckpoint for
+        files that lie, BadUsage for options that an encoder does not have or that do not fit.
+        """
+        return cls.of(load(model), options, pooler_config)
+
+    @classmethod
+    def of(
+        cls,
+        found: Model,
+        options: EngineOptions | None = None,
+        pooler_config: Mapping[str, object] | None = None,
+    ) -> Embedder:
+        """As `load`, for a model whose headers have been read."""
+        options = options or EngineOptions()
+        _require_obeyed(options)
+        spec = found.anatomy.spec
+        require_encoder(spec)
+        place = found.files.path
+        pooling = read_pooling(place if place.is_dir() else place.parent, pooler_config)
+        max_model_len = _max_model_len(spec, pooling, options)
+        tokenizer = load_tokenizer(found)
+        encoder = Encoder(spec, EncoderWeights(found), LINEARS[options.quantization])
+        return cls(encoder, tokenizer, pooling, options, max_model_len)
+
+    @property
+    def weights_bytes(self) -> int | None:
+        """Bytes of the weights in memory; None where they are packed and cannot be counted."""
+        return self._encoder.weights_bytes
+
+    @property
+    def num_dimensions(self) -> int:
+        """Length of an embedding."""
+        return self.spec.hidden_size * len(self.pooling.modes)
+
+    def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
+        """Token ids of `text`, in the model's case."""
+        return tuple(
+            self.tokenizer.encode(text.lower() if self.pooling.lower_case else text, add_special)
+        )
+
+    def require_fits(self, token_ids: Sequence[int]) -> None:
+        """Raise TextRefused for what `embed` could not take. Nothing is ever cut here."""
+        if not token_ids:
+            raise TextRefused("no tokens", field="input", expected="at least one")
+        if len(token_ids) > self.max_model_len:
+            raise TextRefused(
+                f"{len(token_ids)} tokens",
+                field="input",
+                expected=f"at most {self.max_model_len}, or truncate_prompt_tokens with it",
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.spec.vocab_size:
+            raise TextRefused(
+                "a token id outside the vocabulary",
+                field="input",
+                expected=f"ids below {self.spec.vocab_size}",
+            )
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Embeddings, float32 [texts, dimensions], of texts that `require_fits` accepts."""
+        states = self._encoder.forward(texts)
+        return torch.stack([self.pooling(x_TE) for x_TE in states])
+
+
+def _require_obeyed(options: EngineOptions) -> None:
+    """Raises BadUsage for an option that was set and would do nothing."""
+    for option in fields(options):
+        if option.name not in _OBEYED and getattr(options, option.name) != option.default:
+            raise BadUsage(
+                "an encoder has no KV cache, no adapters and no decoding",
+                field="--" + option.name.replace("_", "-"),
+                expected="only " + ", ".join("--" + o.replace("_", "-") for o in _OBEYED),
+            )
+
+
+def _max_model_len(spec: ModelSpec, pooling: Pooling, options: EngineOptions) -> int:
+    """The longest text: what sentence-transformers' files say, else what the positions reach.
+
+    vLLM 0.32 derives it so (config/model.py). Raises BadUsage for a flag above it, and for a batch
+    that the longest text would not fit in: a text is never cut in two.
+    """
+    padding = spec.positions.padding_id
+    reach = spec.positions.table_rows - (0 if padding is None else padding + 1)
+    own = min(reach, pooling.max_seq_length or reach)
+    asked = options.max_model_len
+    if asked is not None and not 1 <= asked <= own:
+        raise BadUsage(
+            str(asked), field="--max-model-len", expected=f"1 to {own}, the model's own limit"
+        )
+    longest = own if asked is None else asked
+    if longest > options.max_num_batched_tokens:
+        raise BadUsage(
+            f"{options.max_num_batched_tokens} tokens in one batch",
+            field="--max-num-batched-tokens",
+            expected=f"at least {longest}, the longest text",
+        )
+    return longest
