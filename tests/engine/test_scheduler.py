@@ -9,10 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ullage.engine.blocks import BlockPool
 from ullage.engine.request import Request, SamplingParams, State
 from ullage.engine.scheduler import Limits, Plan, Scheduler
+from ullage.engine.tables import Tables
 
 
 def make(num_blocks: int = 100, block_size: int = 4, seqs: int = 8, tokens: int = 16) -> Scheduler:
-    return Scheduler(BlockPool(num_blocks, block_size), Limits(seqs, tokens))
+    pool = BlockPool(num_blocks, block_size)
+    return Scheduler(Tables(pool, chunk=tokens, caching=False), Limits(seqs, tokens))
 
 
 def request(name: str, num_prompt: int, max_tokens: int = 1000) -> Request:

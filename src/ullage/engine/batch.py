@@ -38,8 +38,9 @@ class Batch:
     """All int64. `decodes` are spans of one row, longest context first; they fill the first rows.
 
     `slots` has one entry per group of the KV layout: where each row's key and value go.
-    `sampled_rows` are the rows whose logits are wanted, for `sampled` in the same order. `lora`
-    says which rows an adapter changes, `sampled_lora` which of the sampled ones.
+    `sampled_rows` are the rows whose logits are wanted: for `sampled` in the same order, then for
+    `proved`, the prompts that go on in a later step; their logits only show that the numbers so
+    far are good. `lora` says which rows an adapter changes, `sampled_lora` which of the sampled.
     """
 
     token_ids_T: torch.Tensor
@@ -49,6 +50,7 @@ class Batch:
     prefills: tuple[Span, ...]
     sampled_rows: torch.Tensor
     sampled: tuple[Request, ...]
+    proved: tuple[Request, ...] = ()
     lora: tuple[Rows, ...] = ()
     sampled_lora: tuple[Rows, ...] = ()
 
@@ -62,7 +64,9 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
     positions: list[int] = []
     spans: list[Span] = []
     rows: list[int] = []
+    proved_rows: list[int] = []
     sampled: list[Request] = []
+    proved: list[Request] = []
     adapters: list[LoraAdapter | None] = []
     for work in decodes + prefills:
         spans.append(Span(len(token_ids), work.count, work.start, work.tables))
@@ -72,16 +76,20 @@ def build_batch(plan: Plan, block_size: int) -> Batch:
         if work.samples:
             rows.append(len(token_ids) - 1)
             sampled.append(work.request)
+        else:
+            proved_rows.append(len(token_ids) - 1)
+            proved.append(work.request)
     return Batch(
         torch.tensor(token_ids, dtype=torch.int64),
         torch.tensor(positions, dtype=torch.int64),
         _slots(decodes + prefills, block_size),
         tuple(spans[: len(decodes)]),
         tuple(spans[len(decodes) :]),
-        torch.tensor(rows, dtype=torch.int64),
+        torch.tensor(rows + proved_rows, dtype=torch.int64),
         tuple(sampled),
+        tuple(proved),
         rows_by_adapter(adapters),
-        rows_by_adapter([request.lora for request in sampled]),
+        rows_by_adapter([request.lora for request in sampled + proved]),
     )
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from pathlib import Path
 
 import torch
 
+from ullage.engine.admission import Pace
 from ullage.engine.attention import ATTENTION_PATHS
-from ullage.engine.batch import build_batch
+from ullage.engine.batch import Batch, build_batch
 from ullage.engine.blocks import BlockPool
 from ullage.engine.kv import KVCache
 from ullage.engine.layout import kv_layout
@@ -23,10 +26,20 @@ from ullage.engine.linear import LINEARS
 from ullage.engine.lora import LoraAdapter, LoraRefused, read_lora
 from ullage.engine.model import Decoder, kv_shapes, windows
 from ullage.engine.options import EngineOptions, kv_blocks
+from ullage.engine.prefix import salt_of
+from ullage.engine.reports import (
+    CancelReport,
+    KVReport,
+    PoolHistory,
+    blocks_held_only_by,
+    kv_report,
+    oldest,
+)
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
 from ullage.engine.sampler import Choice, TokenLogprobs, choose
 from ullage.engine.scheduler import Limits, Plan, Scheduler, Work
 from ullage.engine.support import require_supported
+from ullage.engine.tables import Tables
 from ullage.engine.tokenizer import TextStream, Tokenizer
 from ullage.engine.tokenizer_loading import load_tokenizer
 from ullage.engine.weights import Weights
@@ -57,6 +70,9 @@ class StepReport:
     """One step as it happened; times in `time.monotonic()` seconds.
 
     The plan was made by `scheduled_s`, the logits by `forwarded_s`, the tokens chosen by `ended_s`.
+    `num_recomputed` tokens had been computed before and lost. `waits_s` are seconds that requests
+    waited since the step before, added up by scheduler.WAIT_CAUSES. `num_freed` blocks have become
+    free since then, by ends, preemptions, cancels and windows.
     """
 
     plan: Plan
@@ -65,6 +81,9 @@ class StepReport:
     scheduled_s: float
     forwarded_s: float
     ended_s: float
+    num_recomputed: int = 0
+    waits_s: Mapping[str, float] = field(default_factory=dict)
+    num_freed: int = 0
 
 
 @dataclass(slots=True)
@@ -88,22 +107,30 @@ class Engine:
         """`tokenizer` None serves token ids only: no text, no stop strings, no end-of-sequence."""
         self.spec = decoder.spec
         self.tokenizer = tokenizer
-        self._eos_ids = tokenizer.eos_ids if tokenizer is not None else frozenset[int]()
         self.options = options
         self.max_model_len = max_model_len
         num_blocks = kv_blocks(decoder.kv_shapes, decoder.windows, options, max_model_len)
         layout = kv_layout(decoder.windows, decoder.kv_shapes)
-        self.kv = KVCache(decoder.kv_shapes, layout, num_blocks, options.block_size)
-        self.pool = BlockPool(num_blocks, options.block_size)
-        self.scheduler = Scheduler(
-            self.pool,
-            Limits(options.max_num_seqs, options.max_num_batched_tokens),
-            len(layout.groups),
+        self.kv = KVCache(
+            decoder.kv_shapes, layout, num_blocks, options.block_size, options.kv_format
         )
+        self.pool = BlockPool(num_blocks, options.block_size)
+        self.tables = Tables(
+            self.pool,
+            layout.groups,
+            options.max_num_batched_tokens,
+            caching=options.enable_prefix_caching,
+        )
+        self.scheduler = Scheduler(self.tables, _limits(options))
         self._decoder = decoder
         self._attention = ATTENTION_PATHS[options.attention](self.kv)
         self.loras: dict[str, LoraAdapter] = {}
         self._live: dict[str, _Live] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._pace = Pace()
+        self._history = PoolHistory()
+        self._waiting_since_s: float | None = None
+        self._freed_before = 0
         self._checks = os.environ.get("ULLAGE_CHECK") == "1"
 
     @classmethod
@@ -132,8 +159,12 @@ class Engine:
         return self._decoder.weights_bytes
 
     @property
+    def _eos_ids(self) -> frozenset[int]:
+        return frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
+
+    @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return self.scheduler.has_work
 
     def load_lora(self, name: str, path: str | Path, *, allow_partial: bool = False) -> LoraAdapter:
         """Read an adapter and offer it under `name`; may be called while another thread steps.
@@ -171,11 +202,13 @@ class Engine:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        cache_salt: str = "",
     ) -> tuple[Request, ...]:
         """Queue one request per answer wanted (params.n); RequestRefused when it can never run.
 
-        Their ids are `request_id` for one, else `request_id-0`, `request_id-1`, …; `deadline_s` is
-        a time of `time.monotonic()`.
+        Their ids are `request_id` for one, else `request_id-0`, `request_id-1`, …; the prompt is
+        computed once for all of them. `deadline_s` is a time of `time.monotonic()`. Prefixes are
+        shared only between requests of one `cache_salt`.
         """
         self.require_fits(prompt_ids, params)
         names = [request_id]
@@ -185,6 +218,7 @@ class Engine:
             if name in self._live:
                 raise RequestRefused(f"a request {name!r} is already running")
         now_s = time.monotonic()
+        salt = salt_of(None if lora is None else lora.serial, cache_salt)
         requests = tuple(
             Request(
                 name,
@@ -195,6 +229,7 @@ class Engine:
                 index=index,
                 priority=priority,
                 deadline_s=deadline_s,
+                salt=salt,
             )
             for index, name in enumerate(names)
         )
@@ -207,12 +242,17 @@ class Engine:
             # Seeded requests repeat; the others draw their seed from the system.
             seed = None if params.seed is None else params.seed + request.index
             self._live[request.id] = _Live(stream, random.Random(seed))  # noqa: S311
-            self.scheduler.add(request)
+        self.scheduler.add(*requests)
+        if deadline_s is not None:
+            for request in requests:
+                heappush(self._deadlines, (deadline_s, request.arrival, request))
         return requests
 
     def require_fits(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
         """Raise RequestRefused unless prompt and answer fit the model's length and vocabulary."""
         num_prompt = len(prompt_ids)
+        if params.n < 1:
+            raise RequestRefused(str(params.n), field="n", expected="at least 1")
         if num_prompt == 0:
             raise RequestRefused("no tokens", field="prompt", expected="at least one token")
         if num_prompt + params.max_tokens > self.max_model_len:
@@ -239,74 +279,145 @@ class Engine:
         expired = self._expire(started_s)
         plan = self.scheduler.schedule()
         scheduled_s = forwarded_s = time.monotonic()
-        choices: list[Choice] = []
-        sampled: tuple[Request, ...] = ()
+        outputs: list[Output] = list(expired)
+        num_recomputed = 0
         if plan.work:
-            for work in plan.work:
-                if work.request.first_scheduled_s is None:
-                    work.request.first_scheduled_s = started_s
             batch = build_batch(plan, self.pool.block_size)
+            if plan.copies:
+                self.kv.copy(*map(list, zip(*plan.copies, strict=True)))
             logits_BV = self._decoder.forward(batch, self.kv, self._attention)
             forwarded_s = time.monotonic()
-            sampled = batch.sampled
-            streams = [self._live[request.id].random for request in sampled]
-            choices = choose(logits_BV, sampled, streams, self._eos_ids)
+            num_recomputed = sum(_advance(work, started_s) for work in plan.work)
+            outputs += self._prove(batch, logits_BV)
+            outputs += self._sample(batch, logits_BV)
         ended_s = time.monotonic()
-        for work in plan.work:
-            work.request.num_computed += work.count
-        outputs = expired + tuple(
-            self._postprocess(request, choice, ended_s)
-            for request, choice in zip(sampled, choices, strict=True)
-        )
         if self._checks:
             self.scheduler.check()
-        return StepReport(plan, outputs, started_s, scheduled_s, forwarded_s, ended_s)
+        self._history.record(ended_s, self.pool.num_used)
+        since_s = started_s if self._waiting_since_s is None else self._waiting_since_s
+        self._waiting_since_s = ended_s if plan.waits else None
+        freed, self._freed_before = self.pool.num_freed - self._freed_before, self.pool.num_freed
+        return StepReport(
+            plan,
+            tuple(outputs),
+            started_s,
+            scheduled_s,
+            forwarded_s,
+            ended_s,
+            num_recomputed,
+            {cause: number * (ended_s - since_s) for cause, number in plan.waits.items()},
+            freed,
+        )
+
+    def _prove(self, batch: Batch, logits_BV: torch.Tensor) -> list[Output]:
+        """Let others find what prompts have computed so far; end those whose numbers are bad."""
+        if not batch.proved:
+            return []
+        good = torch.isfinite(logits_BV[len(batch.sampled) :].sum(dim=1)).tolist()
+        outputs: list[Output] = []
+        for request, is_good in zip(batch.proved, good, strict=True):
+            if is_good:
+                self.tables.publish(request)
+                continue
+            outputs += [self._fail(one) for one in (*request.followers, request)]
+        return outputs
+
+    def _sample(self, batch: Batch, logits_BV: torch.Tensor) -> list[Output]:
+        """The next token of everybody whose newest one was computed, and of their followers."""
+        rows: list[int] = []
+        sampled: list[Request] = []
+        for row, request in enumerate(batch.sampled):
+            followers = self.scheduler.fork(request)
+            for follower in followers:
+                follower.first_scheduled_s = request.first_scheduled_s
+                follower.num_cached_tokens = request.num_cached_tokens
+            sampled += (request, *followers)
+            rows += [row] * (1 + len(followers))
+        if not sampled:
+            return []
+        wanted = logits_BV[: len(rows)] if len(rows) == len(batch.sampled) else logits_BV[rows]
+        streams = [self._live[request.id].random for request in sampled]
+        choices = choose(wanted, sampled, streams, self._eos_ids)
+        now_s = time.monotonic()
+        return [
+            self._postprocess(request, choice, now_s)
+            for request, choice in zip(sampled, choices, strict=True)
+        ]
 
     def prompt_logits(
         self, prompt_ids: tuple[int, ...], lora: LoraAdapter | None = None
     ) -> torch.Tensor:
-        """Float32 logits [tokens, vocab] at every position of a prompt, in one pass of its own.
+        """Float32 logits [tokens, vocab] at every position of a prompt, computed afresh in chunks.
 
         For measuring, while nobody is served. Raises RequestRefused for a prompt that never fits.
         """
         assert not self.has_work, "prompt_logits runs beside no requests"
         self.require_fits(prompt_ids, SamplingParams(max_tokens=0))
         request = Request("prompt_logits", prompt_ids, SamplingParams(), lora=lora)
-        num_blocks = self.pool.blocks_for(len(prompt_ids))
-        tables = tuple(tuple(self.pool.allocate(num_blocks)) for _ in self.kv.layout.groups)
-        work = Work(request, 0, len(prompt_ids), tables, samples=True)
-        batch = build_batch(Plan((work,)), self.pool.block_size)
-        rows = torch.arange(len(prompt_ids))
-        everywhere = replace(batch, sampled_rows=rows, sampled_lora=batch.lora)
+        pieces = []
         try:
-            return self._decoder.forward(everywhere, self.kv, self._attention)
+            while request.num_uncomputed > 0:
+                count = min(request.num_uncomputed, self.options.max_num_batched_tokens)
+                self.tables.slide(request)
+                self.tables.extend(request, count)
+                tables = tuple(map(tuple, request.tables))
+                work = Work(request, request.num_computed, count, tables, samples=True)
+                batch = build_batch(Plan((work,)), self.pool.block_size)
+                everywhere = replace(
+                    batch, sampled_rows=torch.arange(count), sampled_lora=batch.lora
+                )
+                pieces.append(self._decoder.forward(everywhere, self.kv, self._attention))
+                request.num_computed += count
         finally:
-            for table in tables:
-                self.pool.release(table)
+            self.tables.release(request)
+        return torch.cat(pieces)
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed so far shall be found again; who runs is not disturbed."""
+        self.pool.forget_all()
+
+    def retry_after_s(self) -> float | None:
+        """How long who waits now will keep the engine busy at its present pace; None: not known."""
+        return self._pace.wait_s(len(self.scheduler.waiting) + 1, time.monotonic())
+
+    def kv_report(self) -> KVReport:
+        """The pool and who holds it, now."""
+        return kv_report(self.scheduler, self.kv.bytes_per_block, self._history, time.monotonic())
+
+    def cancel_oldest(self, percent: float, *, dry_run: bool = False) -> CancelReport:
+        """End `percent` of the running requests, the oldest first, rounded up; 0 < percent ≤ 100.
+
+        `dry_run` only says what would be freed. Whoever serves them must tell their clients.
+        """
+        chosen = oldest(self.scheduler.running, percent)
+        promised = self.kv.bytes_per_block * blocks_held_only_by(chosen, self.pool)
+        before = self.pool.num_free
+        if not dry_run:
+            for request in chosen:
+                self.abort(request)
+        freed = self.kv.bytes_per_block * (self.pool.num_free - before)
+        return CancelReport(tuple(r.id for r in chosen), promised, freed, dry_run)
 
     def tokens_held(self) -> int:
         """Tokens whose KV lies in the pool, over all running requests."""
         return sum(request.num_computed for request in self.scheduler.running)
 
-    def _expire(self, now_s: float) -> tuple[Output, ...]:
+    def _expire(self, now_s: float) -> list[Output]:
         """End those whose deadline has passed."""
-        late = [
-            request
-            for request in (*self.scheduler.running, *self.scheduler.waiting)
-            if request.deadline_s is not None and request.deadline_s <= now_s
-        ]
-        for request in late:
-            request.expired = True
-            self._finish(request, FinishReason.ABORT, now_s)
-        return tuple(Output(request, None, "", finished=True) for request in late)
+        outputs = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, _, request = heappop(self._deadlines)
+            if request.state is not State.FINISHED:
+                request.expired = True
+                self._finish(request, FinishReason.ABORT, now_s)
+                outputs.append(Output(request, None, "", finished=True))
+        return outputs
 
     def _postprocess(self, request: Request, choice: Choice, now_s: float) -> Output:
         """Take the token in, decide whether the request ends, and say what text is new."""
         if choice.token_id is None:
-            # Its numbers are not finite: they must not outlive it in blocks that others get.
-            self.kv.clear([block for table in request.tables for block in table])
-            self._finish(request, FinishReason.ERROR, now_s)
-            return Output(request, None, "", finished=True)
+            return self._fail(request)
+        self.tables.publish(request)
         request.output_ids.append(choice.token_id)
         since_s = None if request.last_token_s is None else now_s - request.last_token_s
         if request.first_token_s is None:
@@ -326,6 +437,14 @@ class Engine:
         finished = reason is not None
         return Output(request, choice.token_id, text, finished, since_s, choice.logprobs)
 
+    def _fail(self, request: Request) -> Output:
+        """End a request whose numbers are not finite: nobody may find or inherit them."""
+        alone = self.tables.discard(request)
+        if alone:
+            self.kv.clear(alone)
+        self._finish(request, FinishReason.ERROR, time.monotonic())
+        return Output(request, None, "", finished=True)
+
     def _token_ends(self, request: Request, token_id: int) -> FinishReason | None:
         params = request.params
         is_eos = token_id in self._eos_ids and not params.ignore_eos
@@ -338,8 +457,34 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason, now_s: float) -> None:
         self.scheduler.finish(request)
         self._live.pop(request.id)
+        self._pace.ended(now_s)
         request.finish_reason = reason
         request.finished_s = now_s
+
+
+def _advance(work: Work, now_s: float) -> int:
+    """Take in that `work` was computed; how much of it had been before."""
+    request, end = work.request, work.start + work.count
+    if request.first_scheduled_s is None:
+        request.first_scheduled_s = now_s
+    request.num_computed = end
+    again = max(min(end, request.most_computed) - work.start, 0)
+    request.most_computed = max(end, request.most_computed)
+    return again
+
+
+def _limits(options: EngineOptions) -> Limits:
+    threshold = options.long_prefill_token_threshold
+    if threshold is None:
+        threshold = max(options.max_num_batched_tokens // 4, 1)
+    return Limits(
+        options.max_num_seqs,
+        options.max_num_batched_tokens,
+        threshold,
+        options.max_long_partial_prefills,
+        by_priority=options.scheduling_policy == "priority",
+        static=options.scheduling == "static",
+    )
 
 
 def _outside(prompt_ids: tuple[int, ...], vocab_size: int) -> int:

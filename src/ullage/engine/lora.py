@@ -6,8 +6,9 @@ nothing is merged. What adapter files say is read by `anatomy`; requests name th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -82,6 +83,8 @@ class LoraAdapter:
     rank: int
     num_modules: int
     deltas: Mapping[tuple[int, Site], tuple[Delta, ...]]
+    # No two adapters that were ever read share it, whatever their names: KV is told apart by it.
+    serial: int = field(default_factory=itertools.count(1).__next__)
 
     @property
     def num_bytes(self) -> int:

@@ -6,11 +6,14 @@ number of KV blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from ullage.engine.kv_formats import KV_FORMATS, KVFormat, KVShape
 from ullage.engine.layout import kv_layout
+from ullage.engine.tables import blocks_of_group
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -19,12 +22,22 @@ if TYPE_CHECKING:
 # 1 GiB: about 23,000 tokens of SmolLM2-135M in float32. Touched, and so paid for, only as used.
 DEFAULT_KV_CACHE_MEMORY_BYTES = 1 << 30
 
+# Options that name one of a few ways.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "scheduling": ("continuous", "static"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "dtype": ("auto", "float32", "bfloat16"),
+    "kv_cache_dtype": ("auto", *KV_FORMATS),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """`max_model_len` None: the model's own. `attention` and `quantization` name table rows.
 
-    `max_loras` adapters may be loaded; all of them may run in one batch.
+    `max_loras` adapters may be loaded; all of them may run in one batch. `scheduling` is continuous
+    or static, `scheduling_policy` fcfs or priority. `long_prefill_token_threshold` None: a quarter
+    of the token budget; 0: no prompt is long (see scheduler.Limits).
     """
 
     max_num_seqs: int = 64
@@ -37,22 +50,45 @@ class EngineOptions:
     enable_lora: bool = False
     max_loras: int = 8
     max_lora_rank: int = 16
+    enable_prefix_caching: bool = True
+    scheduling: str = "continuous"
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int | None = None
+    max_long_partial_prefills: int = 1
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         """Raises BadUsage for sizes that are not positive or a budget that starves decodes."""
         sizes = (
             *("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"),
-            *("max_loras", "max_lora_rank"),
+            *("max_loras", "max_lora_rank", "max_long_partial_prefills"),
         )
         for name in sizes:
             if getattr(self, name) < 1:
                 raise BadUsage(str(getattr(self, name)), field=_flag(name), expected="at least 1")
+        for name, known in CHOICES.items():
+            if (found := getattr(self, name)) not in known:
+                raise BadUsage(str(found), field=_flag(name), expected=" or ".join(known))
+        if (self.long_prefill_token_threshold or 0) < 0:
+            raise BadUsage(
+                str(self.long_prefill_token_threshold),
+                field="--long-prefill-token-threshold",
+                expected="0 (off) or more",
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise BadUsage(
                 f"{self.max_num_batched_tokens} tokens for {self.max_num_seqs} sequences",
                 field="--max-num-batched-tokens",
                 expected="at least --max-num-seqs, one token for each decode",
             )
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """How keys and values are stored; auto: in the dtype of the computation."""
+        if self.kv_cache_dtype != "auto":
+            return KV_FORMATS[self.kv_cache_dtype]
+        return KV_FORMATS["bfloat16" if self.dtype == "bfloat16" else "float32"]
 
     def resolve_max_model_len(self, spec: ModelSpec) -> int:
         """The limit on prompt and answer together.
@@ -74,17 +110,8 @@ class EngineOptions:
         return asked
 
 
-class _Priced(Protocol):
-    """Anything that knows what one token of it costs; compared by value."""
-
-    @property
-    def bytes_per_token(self) -> int: ...
-
-    def __hash__(self) -> int: ...
-
-
 def kv_blocks(
-    shapes: Sequence[_Priced],
+    shapes: Sequence[KVShape],
     windows: Sequence[int | None],
     options: EngineOptions,
     max_model_len: int,
@@ -95,11 +122,22 @@ def kv_blocks(
     """
     layout = kv_layout(windows, shapes)
     by_slot = dict(zip(layout.slot_of, shapes, strict=True))
-    block_bytes = options.block_size * sum(shape.bytes_per_token for shape in by_slot.values())
+    stored = options.kv_format
+    block_bytes = options.block_size * sum(s.bytes_per_token(stored) for s in by_slot.values())
     num_blocks = options.kv_cache_memory_bytes // block_bytes
-    needed = len(layout.groups) * -(-max_model_len // options.block_size)
+
+    def most(num_tokens: int) -> int:
+        """Blocks of one request, of windows only what they see and the chunk that runs."""
+        return sum(
+            blocks_of_group(
+                num_tokens, group.window, options.max_num_batched_tokens, options.block_size
+            )
+            for group in layout.groups
+        )
+
+    needed = most(max_model_len)
     if num_blocks < needed:
-        fits = num_blocks // len(layout.groups) * options.block_size
+        fits = bisect_right(range(1, max_model_len + 1), num_blocks, key=most)
         raise BadUsage(
             f"{options.kv_cache_memory_bytes} bytes hold {fits} tokens of KV",
             field="--kv-cache-memory-bytes",

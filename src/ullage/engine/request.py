@@ -41,7 +41,6 @@ class SamplingParams:
     """
 
     n: int = 1
-
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
@@ -67,11 +66,17 @@ class Request:
     `num_computed` tokens (prompt first, then output) have their KV in the blocks of `tables`, one
     per group of the KV layout, empty while it holds nothing.
     The rest, `num_tokens - num_computed`, must run: one for a decode, more for a prefill or for
-    the recomputation after a preemption. `lora` is the adapter it runs with, held until it ends.
+    the recomputation after a preemption. `most_computed` is how far it ever was. `lora` is the
+    adapter it runs with, held until it ends.
 
-    `index` says which of its prompt's answers it is. `num_cached_tokens` of the prompt came from
-    the prefix cache at its first start. A lower `priority` runs first where the policy says so.
-    Past `deadline_s` it is aborted, and `expired` tells this from other aborts.
+    `index` says which of its prompt's answers it is; until the prompt is computed the others are
+    `followers` of one `leader`, and only that one runs. `num_cached_tokens` of the prompt came
+    from the prefix cache at its first start. A lower `priority` runs first where the policy says
+    so, then a lower `arrival`. Past `deadline_s` it is aborted, `expired` tells this from other
+    aborts.
+
+    `tables` keeps the rest: of each table the first `num_freed` entries are given back; the first
+    `num_published` blocks can be found by others under `block_names`, a chain begun by `salt`.
     """
 
     id: str
@@ -83,11 +88,19 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     expired: bool = False
+    arrival: int = -1
+    salt: bytes = b""
+    leader: Request | None = None
+    followers: list[Request] = field(default_factory=list)
     state: State = State.WAITING
     finish_reason: FinishReason | None = None
     output_ids: list[int] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
+    num_freed: list[int] = field(default_factory=list)
+    num_published: int = 0
+    block_names: list[bytes] = field(default_factory=list)
     num_computed: int = 0
+    most_computed: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_s: float | None = None

@@ -1,25 +1,42 @@
-"""Who runs in the next step: one token budget, decodes first, then prefill chunks.
+"""Who runs in the next step: one token budget, decodes first, then prefill chunks, then newcomers.
 
-Decides and accounts for blocks; runs nothing and imports no torch. When blocks run out the newest
-running request is preempted: its blocks are freed and it is recomputed later, output kept.
+Decides only; runs nothing and imports no torch. When blocks run out the last in order is
+preempted: its blocks are freed and it is recomputed later, output kept. Blocks are `tables`'.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from itertools import islice
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ullage.engine.blocks import BlockPool
+from ullage.engine.admission import Line
+from ullage.engine.prefix import Hit
 from ullage.engine.request import Request, State
+from ullage.engine.tables import Copy, Tables, held_blocks
+
+# Why a request waits. vLLM calls the first four "capacity" and the others "deferred".
+WAIT_CAUSES = ("kv_blocks", "max_num_seqs", "token_budget", "static_batch", "long_prefill", "fork")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """vLLM's names: sequences in one step, tokens in one step."""
+    """vLLM's names: sequences in one step, tokens in one step, and how they are shared out.
+
+    Who has more than `long_prefill_token_threshold` tokens to compute (0: nobody) is long: it gets
+    that many per step while others want the rest, and `max_long_partial_prefills` of them run at
+    once. `by_priority` orders by priority before arrival. A `static` batch runs to its end before
+    the next is admitted. `watermark` of the blocks stay free when somebody is admitted beside
+    others, for those who run will need one soon.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    long_prefill_token_threshold: int = 0
+    max_long_partial_prefills: int = 1
+    by_priority: bool = False
+    static: bool = False
+    watermark: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,145 +57,294 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: decodes before prefill chunks, and who was preempted to make room."""
+    """One step: decodes before prefill chunks, and who was preempted to make room.
+
+    `copies` of blocks, (source, target), come before anything is written; all sources are read
+    first. `waits` counts who still waits, by WAIT_CAUSES. Of `prefix_queries` tokens of requests
+    that began, `prefix_hits` were in the prefix cache.
+    """
 
     work: tuple[Work, ...]
     preempted: tuple[Request, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    waits: Mapping[str, int] = field(default_factory=dict)
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
     @property
     def num_tokens(self) -> int:
         return sum(work.count for work in self.work)
 
 
-class Scheduler:
-    """First come, first served, over one block pool.
+@dataclass(slots=True)
+class _Share:
+    count: int
+    copies: list[Copy]
 
-    Every request must fit the pool alone (the engine refuses others): then the oldest running
-    request can always proceed and no plan stays empty while somebody waits.
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making. `budget` tokens are left."""
+
+    budget: int
+    shares: dict[Request, _Share] = field(default_factory=dict)
+    preempted: list[Request] = field(default_factory=list)
+    waits: dict[str, int] = field(default_factory=dict)
+    queries: int = 0
+    hits: int = 0
+
+    def take(self, request: Request, count: int, copies: list[Copy]) -> None:
+        self.shares[request] = _Share(count, copies)
+        self.budget -= count
+
+    def drop(self, request: Request) -> None:
+        """A victim that was planned already gives its tokens back; its copies are not made."""
+        share = self.shares.pop(request, None)
+        if share is not None:
+            self.budget += share.count
+
+
+class Scheduler:
+    """Continuous or static batching over one block pool.
+
+    Every request must fit the pool alone (the engine refuses others): then the first in order can
+    always proceed, and no plan stays empty while somebody waits.
     """
 
-    def __init__(self, pool: BlockPool, limits: Limits, num_groups: int = 1) -> None:
-        self.pool = pool
-        self._num_groups = num_groups
+    def __init__(self, tables: Tables, limits: Limits) -> None:
+        self.tables = tables
+        self.pool = tables.pool
         self.limits = limits
-        self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        # A few blocks stay free at admission, for those who run will need one soon; without them
-        # a request would be admitted only to be preempted by the next decode.
-        self._watermark_blocks = pool.num_blocks // 100
+        self._line = Line(by_priority=limits.by_priority)
 
-    def add(self, request: Request) -> None:
-        self.waiting.append(request)
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Everybody who does not run, followers behind their leader."""
+        waiting = [r for leader in self._line for r in (leader, *leader.followers)]
+        return (*waiting, *(f for leader in self.running for f in leader.followers))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self._line)
+
+    def add(self, request: Request, *followers: Request) -> None:
+        """Queue a request, and others of the same prompt that begin when it has computed that."""
+        for one in (request, *followers):
+            self._line.arrive(one)
+        self._lead(request, list(followers))
 
     def schedule(self) -> Plan:
         """Choose the next step's work, taking blocks for it. Empty when nobody can run."""
-        planned: dict[Request, Work] = {}
-        preempted: list[Request] = []
-        budget = self.limits.max_num_batched_tokens
+        draft = _Draft(self.limits.max_num_batched_tokens)
         decodes = [r for r in self.running if r.num_uncomputed == 1]
         prefills = [r for r in self.running if r.num_uncomputed > 1]
         for request in decodes + prefills:
-            if request.state is not State.RUNNING or budget == 0:
-                continue
-            count = min(request.num_uncomputed, budget)
-            if self._make_room(request, count, planned, preempted):
-                planned[request] = self._work(request, count)
-            budget = self.limits.max_num_batched_tokens - sum(w.count for w in planned.values())
-        if not preempted:
-            self._admit(planned, budget)
-        return Plan(tuple(planned.values()), tuple(preempted))
+            if request.state is State.RUNNING and draft.budget > 0:
+                count = min(self._wish(request), draft.budget)
+                if self._make_room(request, count, draft):
+                    draft.take(request, count, self.tables.extend(request, count))
+        self._admit(draft)
+        self._spread(draft)
+        return Plan(
+            tuple(self._work(request, share.count) for request, share in draft.shares.items()),
+            tuple(draft.preempted),
+            tuple(copy for share in draft.shares.values() for copy in share.copies),
+            draft.waits,
+            draft.queries,
+            draft.hits,
+        )
+
+    def fork(self, leader: Request) -> list[Request]:
+        """Let the followers of `leader`, whose prompt is computed, go on from its blocks.
+
+        Who finds no seat waits, and recomputes through the prefix cache.
+        """
+        followers, leader.followers = leader.followers, []
+        for follower in followers:
+            follower.leader = None
+            if len(self.running) < self.limits.max_num_seqs:
+                self.tables.fork(leader, follower)
+                self._run(follower)
+            else:
+                self._line.add(follower)
+        return followers
 
     def finish(self, request: Request) -> None:
         """Take `request` out, wherever it stands, and free its blocks at once."""
-        if request.state is State.RUNNING:
+        if request.leader is not None:
+            request.leader.followers.remove(request)
+            request.leader = None
+        elif request.state is State.RUNNING:
             self.running.remove(request)
         elif request.state is State.WAITING:
-            self.waiting.remove(request)
-        self._release(request)
+            self._line.remove(request)
+        self.tables.release(request)
         request.state = State.FINISHED
+        if request.followers:
+            heir, *others = request.followers
+            request.followers = []
+            self._lead(heir, others)
 
     def check(self) -> None:
-        """Raise AssertionError unless blocks and tables agree."""
-        self.pool.check(table for request in self.running for table in request.tables)
-        for request in self.running:
-            for table in request.tables:
-                held = len(table) * self.pool.block_size
-                assert request.num_computed <= held, f"{request.id}: tokens without a block"
-        assert all(not request.tables for request in self.waiting), "a waiting request holds blocks"
+        """Raise AssertionError unless blocks and tables agree and everybody stands once."""
+        self.tables.check(self.running)
+        waiting = self.waiting
+        assert all(not request.tables for request in waiting), "a waiting request holds blocks"
+        assert all(r.state is State.RUNNING for r in self.running), "runs, but is not said to"
+        assert all(r.state is State.WAITING for r in waiting), "waits, but is not said to"
+        everybody = [*self.running, *waiting]
+        assert len(set(everybody)) == len(everybody), "a request stands twice"
+        keys = [self._line.key(request) for request in self.running]
+        assert keys == sorted(keys), "those who run are out of order"
 
-    def _admit(self, planned: dict[Request, Work], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting[0]
-            # Blocks are taken chunk by chunk, but those already promised to the prefills that
-            # run must not be promised twice.
-            promised = sum(
-                self._blocks_for(other.num_tokens) - sum(map(len, other.tables))
-                for other in self.running
-            )
-            spare = self._watermark_blocks if self.running else 0
-            needed = self._blocks_for(request.num_tokens) + promised + spare
-            if needed > self.pool.num_free:
-                return
-            self.waiting.popleft()
-            request.state = State.RUNNING
-            self.running.append(request)
-            count = min(request.num_uncomputed, budget)
-            self._extend(request, count)
-            planned[request] = self._work(request, count)
-            budget -= count
+    # --- those who run ---
 
-    def _make_room(
-        self,
-        request: Request,
-        count: int,
-        planned: dict[Request, Work],
-        preempted: list[Request],
-    ) -> bool:
-        """Give `request` blocks for `count` more tokens; False if it had to be preempted itself."""
-        while self._blocks_missing(request, count) > self.pool.num_free:
+    def _wish(self, request: Request) -> int:
+        """Tokens for the next step, if there are others who want some."""
+        threshold = self.limits.long_prefill_token_threshold
+        return min(request.num_uncomputed, threshold or request.num_uncomputed)
+
+    def _is_long(self, num_left: int) -> bool:
+        return 0 < self.limits.long_prefill_token_threshold < num_left
+
+    def _make_room(self, request: Request, count: int, draft: _Draft) -> bool:
+        """See to it that `count` more tokens have blocks; False if it had to go itself."""
+        self.tables.slide(request)
+        while self.tables.missing(request, count) > self.pool.num_free:
             victim = self.running[-1]
-            planned.pop(victim, None)
-            self._preempt(victim)
-            preempted.append(victim)
+            self._preempt(victim, draft)
             if victim is request:
                 return False
-        self._extend(request, count)
         return True
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, draft: _Draft) -> None:
+        draft.drop(request)
+        draft.preempted.append(request)
         self.running.remove(request)
-        self._release(request)
+        self.tables.release(request)
         request.num_computed = 0
         request.num_preemptions += 1
         request.state = State.WAITING
-        self.waiting.appendleft(request)
+        self._line.add(request)
 
-    def _blocks_missing(self, request: Request, count: int) -> int:
-        return self._blocks_for(request.num_computed + count) - sum(map(len, request.tables))
+    def _run(self, request: Request) -> None:
+        request.state = State.RUNNING
+        insort(self.running, request, key=self._line.key)
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        """Blocks over all groups."""
-        return self._num_groups * self.pool.blocks_for(num_tokens)
+    def _lead(self, request: Request, followers: list[Request]) -> None:
+        request.leader, request.followers = None, followers
+        for follower in followers:
+            follower.leader = request
+        self._line.add(request)
 
-    def _extend(self, request: Request, count: int) -> None:
-        if not request.tables:
-            request.tables = [[] for _ in range(self._num_groups)]
-        needed = self.pool.blocks_for(request.num_computed + count)
-        for table in request.tables:
-            if needed > len(table):
-                table += self.pool.allocate(needed - len(table))
+    # --- those who come in ---
 
-    def _release(self, request: Request) -> None:
-        for table in request.tables:
-            self.pool.release(table)
-        request.tables = []
+    def _admit(self, draft: _Draft) -> None:
+        """Let in whom there is room for, in order; only a long prompt may be passed by others."""
+        closed = "static_batch" if self.limits.static and self.running else None
+        if draft.preempted and closed is None:
+            closed = "kv_blocks"
+        num_long = sum(self._is_long(request.num_uncomputed) for request in self.running)
+        for request in list(self._line):
+            cause = closed
+            if cause is None:
+                hit = self.tables.hit(request)
+                num_left = request.num_tokens - hit.num_blocks * self.pool.block_size
+                is_long = self._is_long(num_left)
+                if is_long and num_long >= self.limits.max_long_partial_prefills:
+                    cause = "long_prefill"
+                else:
+                    # Who finds no room closes the door: nobody behind may take it first.
+                    cause = closed = self._obstacle(request, hit, draft)
+            if cause is None:
+                num_long += is_long
+                self._begin(request, hit, draft)
+            else:
+                _count(draft.waits, cause, 1 + len(request.followers))
+        forking = sum(len(request.followers) for request in self.running)
+        if forking:
+            _count(draft.waits, "fork", forking)
+
+    def _obstacle(self, request: Request, hit: Hit, draft: _Draft) -> str | None:
+        """Why `request` cannot begin now, None: it can. The lower in priority make way for it."""
+        if draft.budget <= 0 and not self.limits.static:
+            return "token_budget"
+        if self._seats_short() and not self._yields(request):
+            return "max_num_seqs"
+        short = self._blocks_short(request, hit)
+        if short > 0 and self._yieldable_blocks(request) < short:
+            return "kv_blocks"
+        while self._seats_short() or self._blocks_short(request, hit) > 0:
+            if not self._yields(request):
+                return "kv_blocks"
+            self._preempt(self.running[-1], draft)
+        return None
+
+    def _seats_short(self) -> bool:
+        return len(self.running) >= self.limits.max_num_seqs
+
+    def _blocks_short(self, request: Request, hit: Hit) -> int:
+        """Blocks that are missing to let `request` in.
+
+        Blocks are taken chunk by chunk, but those already promised to the prefills that run must
+        not be promised twice.
+        """
+        held = sum(self.pool.references(block) > 0 for block in hit.blocks)
+        needed = self.tables.most_blocks(request.num_tokens) - held
+        if self.running:
+            needed += int(self.limits.watermark * self.pool.num_blocks)
+            needed += sum(map(self.tables.to_come, self.running))
+        return needed - self.pool.num_free
+
+    def _yields(self, request: Request) -> bool:
+        """Whether the last of those who run has to make way for `request`."""
+        last = self.running[-1] if self.running else None
+        return self.limits.by_priority and last is not None and last.priority > request.priority
+
+    def _yieldable_blocks(self, request: Request) -> int:
+        """Blocks that those held, and were promised, who have to make way for `request`."""
+        if not self.limits.by_priority:
+            return 0
+        lower = [other for other in self.running if other.priority > request.priority]
+        held = [block for other in lower for block in held_blocks(other)]
+        alone = sum(self.pool.references(block) == 1 for block in held)
+        return alone + sum(map(self.tables.to_come, lower))
+
+    def _begin(self, request: Request, hit: Hit, draft: _Draft) -> None:
+        self._line.remove(request)
+        self.tables.begin(request, hit)
+        num_cached = request.num_computed
+        if request.num_preemptions == 0:
+            # As in vLLM a request that comes back is not counted: it would find its own blocks.
+            request.num_cached_tokens = num_cached
+            if self.tables.caching:
+                draft.queries += request.num_tokens
+                draft.hits += num_cached
+        self._run(request)
+        count = min(self._wish(request), draft.budget)
+        if count > 0:
+            draft.take(request, count, self.tables.extend(request, count))
+
+    def _spread(self, draft: _Draft) -> None:
+        """What nobody else wants goes to the long prefills, as far as there are blocks."""
+        for request, share in draft.shares.items():
+            more = min(request.num_uncomputed - share.count, draft.budget)
+            count = share.count + more
+            if more > 0 and self.tables.missing(request, count) <= self.pool.num_free:
+                share.copies += self.tables.extend(request, count)
+                share.count = count
+                draft.budget -= more
 
     def _work(self, request: Request, count: int) -> Work:
-        num_blocks = self.pool.blocks_for(request.num_computed + count)
         return Work(
             request,
             request.num_computed,
             count,
-            tuple(tuple(islice(table, num_blocks)) for table in request.tables),
+            tuple(map(tuple, request.tables)),
             samples=count == request.num_uncomputed,
         )
+
+
+def _count(waits: dict[str, int], cause: str, number: int) -> None:
+    waits[cause] = waits.get(cause, 0) + number
