@@ -51,6 +51,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": _config("LlamaConfig"),
     "llama-tied-mha": _config("LlamaConfig", tie_word_embeddings=True, num_key_value_heads=4),
@@ -190,6 +191,20 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "persimmon": _config("PersimmonConfig", OLDER_WIDE),
     "vaultgemma": _config("VaultGemmaConfig", head_dim=16, sliding_window=24),
+    "mixtral": _config("MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
+    "qwen2-moe": _config(
+        "Qwen2MoeConfig", **MOE, shared_expert_intermediate_size=48, mlp_only_layers=[1]
+    ),
+    "qwen3-moe": _config("Qwen3MoeConfig", **MOE, norm_topk_prob=True, head_dim=16),
+    "olmoe": _config("OlmoeConfig", num_experts=6, num_experts_per_tok=2),
+    "granite-moe": _config(
+        "GraniteMoeConfig",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_multiplier=0.2,
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+    ),
 }
 
 

@@ -6,7 +6,7 @@ Holds the routing, the grouping and how stored matrices become experts. Which sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,13 +69,14 @@ class MixtureOfExperts:
 
     def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
         """The mixture's output [tokens, hidden]."""
-        weights_TK, chosen_TK = route(self.router(x_TE), self.top_k, self.renormalise)
+        weights_TK, chosen_TK = route(self.router(x_TE.float()), self.top_k, self.renormalise)
         out_TE = mixed(self.experts, x_TE, weights_TK, chosen_TK)
         if self.shared is None:
             return out_TE
         shared_TE = self.shared(x_TE)
         if self.shared_gate is not None:
-            shared_TE = torch.sigmoid(self.shared_gate(x_TE)) * shared_TE
+            gate_T1 = torch.sigmoid(self.shared_gate(x_TE.float())).to(x_TE.dtype)
+            shared_TE = gate_T1 * shared_TE
         return out_TE + shared_TE
 
 
@@ -157,18 +158,15 @@ def read_mixture(
 
 def expert_matrices(
     ff: Experts, hidden_size: int, layout: ExpertLayout, read: ExpertReader
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """For each expert gate over up [2·intermediate, hidden] and down [hidden, intermediate]."""
     num, width = ff.num_experts, ff.intermediate
     if layout == "each":
         into, out = (width, hidden_size), (hidden_size, width)
-        return [
-            (
-                torch.cat([read("e_gate", into, index), read("e_up", into, index)]),
-                read("e_down", out, index),
-            )
-            for index in range(num)
-        ]
+        for index in range(num):
+            gate_up_FE = torch.cat([read("e_gate", into, index), read("e_up", into, index)])
+            yield gate_up_FE, read("e_down", out, index)
+        return
     if layout == "stacked_split":
         gate_XFE, up_XFE = (
             read(slot, (num, width, hidden_size)) for slot in ("e_gate_up", "e_all_up")
@@ -181,7 +179,5 @@ def expert_matrices(
     else:
         gate_up_XFE = read("e_gate_up", (num, 2 * width, hidden_size))
         down_XEF = read("e_all_down", (num, hidden_size, width))
-    return [
-        (gate_up_FE.contiguous(), down_EF.contiguous())
-        for gate_up_FE, down_EF in zip(gate_up_XFE, down_XEF, strict=True)
-    ]
+    for gate_up_FE, down_EF in zip(gate_up_XFE, down_XEF, strict=True):
+        yield gate_up_FE.contiguous(), down_EF.contiguous()

@@ -46,6 +46,8 @@ _GROUPED = Forward(fused_heads="grouped")
 _HEAD_NORM = Forward(qk_norms=("head",))
 _LAYER_NORM = Forward(qk_norms=("layer",))
 _LOGIT_SCALE = Forward(obeys=frozenset({"logit_scale"}))
+_GRANITE = frozenset({"residual_multiplier", "logits_scaling"})
+_ROUTED = frozenset({"norm_topk_prob"})
 _GPT2_SCALES = frozenset({"scale_attn_weights", "scale_attn_by_inverse_layer_idx"})
 
 FORWARDS: Mapping[str, Forward] = {
@@ -60,8 +62,14 @@ FORWARDS: Mapping[str, Forward] = {
     "ernie4_5": _PLAIN,
     "helium": _PLAIN,
     "glm": _PLAIN,
-    "granite": Forward(obeys=frozenset({"residual_multiplier", "logits_scaling"})),
+    "granite": Forward(obeys=_GRANITE),
     "arcee": _PLAIN,
+    # --- mixtures of experts
+    "mixtral": _PLAIN,
+    "qwen2_moe": Forward(obeys=_ROUTED),
+    "qwen3_moe": Forward(qk_norms=("head",), obeys=_ROUTED),
+    "olmoe": Forward(qk_norms=("layer",), obeys=_ROUTED | {"clip_qkv"}),
+    "granitemoe": Forward(obeys=_GRANITE),
     # --- norms elsewhere too
     "gemma": _PLAIN,
     "gemma2": _PLAIN,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
-from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec, Tower, Unknown
+from ullage.anatomy.spec import Attention, Dense, Experts, LayerSpec, ModelSpec, Tower, Unknown
 from ullage.engine.families import FORWARDS, Forward
 from ullage.engine.rope_scaling import unsupported_rope
 from ullage.errors import UnsupportedModel
@@ -45,8 +45,20 @@ LAYER_FIELDS: Mapping[str, tuple[object, ...]] = {
     "weights_from": (None,),
     "conv_tail": (0,),
 }
+EXPERTS_FIELDS: Mapping[str, tuple[object, ...]] = {
+    "gated": (True,),
+    "bias": (False,),
+    "shared_bias": (False,),
+    "router_bias": (False,),
+    "score_correction_bias": (False,),
+    "latent": (None,),
+    "hash_routed": (False,),
+    "num_groups": (1,),
+    "zero_experts": (0,),
+    "router_width": (None,),
+}
 # Where a family's own tensors would change what a layer computes.
-_LAYER_SCOPES = ("model", "layer", "run", "attention", "dense")
+_LAYER_SCOPES = ("model", "layer", "run", "attention", "dense", "experts")
 _ACTIVATIONS = (
     *("silu", "swish", "gelu", "gelu_python", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
     *("gelu_python_tanh", "quick_gelu", "relu", "relu2"),
@@ -102,12 +114,6 @@ def attention_of(layer: LayerSpec) -> Attention:
     return layer.mixer
 
 
-def dense_of(layer: LayerSpec) -> Dense:
-    """The layer's dense MLP; require_supported has held that it is one."""
-    assert isinstance(layer.feed_forward, Dense)
-    return layer.feed_forward
-
-
 def _require_layer(layer: LayerSpec, forward: Forward) -> None:
     where = f"layers[{layer.index}]."
     mixer, feed_forward = layer.mixer, layer.feed_forward
@@ -124,8 +130,10 @@ def _require_layer(layer: LayerSpec, forward: Forward) -> None:
         raise _refusal(
             where + "mixer.num_kv_heads", mixer.num_kv_heads, (f"divisor of {mixer.num_heads}",)
         )
-    if not isinstance(feed_forward, Dense):
-        raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense",))
+    if isinstance(feed_forward, Experts):
+        _require(feed_forward, EXPERTS_FIELDS, where + "feed_forward.")
+    elif not isinstance(feed_forward, Dense):
+        raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense", "Experts"))
     activation = forward.activation or feed_forward.activation
     if activation not in _ACTIVATIONS:
         raise _refusal(where + "feed_forward.activation", activation, _ACTIVATIONS)

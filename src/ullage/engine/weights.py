@@ -21,6 +21,9 @@ from ullage.anatomy.gguf.names import (
     half_split_rows,
     hf_tensor_name,
 )
+from ullage.anatomy.naming.names import naming_for
+from ullage.anatomy.naming.row import ExpertLayout
+from ullage.anatomy.spec import ModelSpec
 from ullage.anatomy.stored import aligned_prefix, without_common_end
 from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.anatomy.tensors.slots import Slots
@@ -45,7 +48,9 @@ class Weights:
             raise MalformedCheckpoint(
                 "weights are missing", file=self._place, expected="all of the model's weight files"
             )
-        self.slots = Slots(model.anatomy.spec)
+        spec = model.anatomy.spec
+        self.expert_layout = _expert_layout(spec, index)
+        self.slots = Slots(spec, self.expert_layout)
         self.architecture = _architecture(index) if index.format == "gguf" else None
         self._entries = {
             entry.name if self.architecture is None else name: entry
@@ -53,7 +58,7 @@ class Weights:
             if (name := _hf_name(self.architecture, entry.name)) is not None
         }
         # The same model is stored with and without `transformer.` or `model.` in front.
-        expected = expected_tensors(model.anatomy.spec)
+        expected = expected_tensors(spec)
         self._prefixes = without_common_end(*aligned_prefix(expected, self._entries))
 
     @property
@@ -85,18 +90,20 @@ class Weights:
             return tensor[half_split_rows(tensor.shape[0] // head_dim, head_dim)]
         return tensor
 
-    def experts(self, slot: str, layer: int, suffix: str = ".weight") -> torch.Tensor:
-        """All experts' tensors of a slot in one, float32 [experts, out, in]."""
-        spec = self.slots.find(slot, layer, suffix)
-        assert spec is not None, f"the spec has no {slot}{suffix}"
-        if "{e}" not in spec.name or spec.name in self._entries:  # GGUF stacks them
-            shape = spec.shape if "{e}" not in spec.name else (spec.count, *spec.shape)
-            return self._read(spec, spec.name, shape)
-        whole = torch.empty(spec.count, *spec.shape)
-        for expert in range(spec.count):
-            name = spec.name.replace("{e}", str(expert))
-            whole[expert] = self._read(spec, name, spec.shape)
-        return whole
+    def expert(self, slot: str, layer: int, expert: int) -> torch.Tensor:
+        """One expert's matrix [out, in] of a slot whose tensors lie one by one, in float32.
+
+        GGUF stacks them: only the bytes of this one are read and decoded.
+        """
+        spec = self.slots.find(slot, layer)
+        assert spec is not None, f"the spec has no {slot}"
+        stack = self._entries.get(spec.name)
+        if stack is None:
+            return self._read(spec, spec.name.replace("{e}", str(expert)), spec.shape)
+        self._require_shape(stack, spec.name, (spec.count, *spec.shape))
+        size = stack.num_bytes // spec.count
+        start = stack.start + expert * size
+        return self._decode(stack._replace(shape=spec.shape, start=start, end=start + size))
 
     def _read(self, spec: TensorSpec, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         entry = self._entry(name)
@@ -107,12 +114,18 @@ class Weights:
         turned = spec.in_dim == 0 and len(shape) == 2  # [in, out], as Conv1D keeps it
         if turned and self._turned_back(entry):
             shape, turned = shape[::-1], False
+        self._require_shape(entry, name, shape)
+        tensor = self._decode(entry)
+        return tensor.T.contiguous() if turned else tensor
+
+    def _decode(self, entry: TensorEntry) -> torch.Tensor:
+        return _from_gguf(entry) if self.from_gguf else read_tensor(entry)
+
+    def _require_shape(self, entry: TensorEntry, name: str, shape: tuple[int, ...]) -> None:
         if entry.shape != shape:
             raise MalformedCheckpoint(
                 f"shape {list(entry.shape)}", file=entry.file, field=name, expected=f"{list(shape)}"
             )
-        tensor = read_tensor(entry) if self.architecture is None else _from_gguf(entry)
-        return tensor.T.contiguous() if turned else tensor
 
     def _entry(self, name: str) -> TensorEntry | None:
         entry = self._entries.get(name)
@@ -125,6 +138,16 @@ class Weights:
         """Whether this GGUF file holds the matrix as [out, in] though Hugging Face does not."""
         part = entry.name.removesuffix(".weight").rpartition(".")[2]
         return part in TRANSPOSED.get(self.architecture or "", frozenset())
+
+
+def _expert_layout(spec: ModelSpec, index: CheckpointIndex) -> ExpertLayout:
+    """How routed experts lie in these files: some families are found one by one and stacked."""
+    naming = naming_for(spec.architecture, spec.model_type, spec.family)
+    if index.format == "gguf" or any(".experts.0." in entry.name for entry in index.tensors):
+        return "each"
+    if any(entry.name.endswith(".experts.gate_up_proj") for entry in index.tensors):
+        return "stacked" if naming.experts == "each" else naming.experts
+    return naming.experts
 
 
 def _architecture(index: CheckpointIndex) -> str:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from ullage.anatomy.spec import ModelSpec, Rope
 from ullage.engine.attention import AttentionPath
 from ullage.engine.batch import Batch
+from ullage.engine.experts import MixtureOfExperts
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import Linear, LinearFactory
 from ullage.engine.lora import Rows
@@ -173,8 +174,10 @@ def _added(layer: Layer, x_TE: torch.Tensor, part_TE: torch.Tensor) -> torch.Ten
 
 
 def _feed_forward(
-    mlp: Dense, x_TE: torch.Tensor, lora: tuple[Rows, ...], index: int
+    mlp: Dense | MixtureOfExperts, x_TE: torch.Tensor, lora: tuple[Rows, ...], index: int
 ) -> torch.Tensor:
+    if isinstance(mlp, MixtureOfExperts):
+        return mlp(x_TE)
     hidden_TF = _apply(mlp.gate_up, x_TE, lora, index, "gate_up")
     if mlp.gated:
         gate_TF, up_TF = hidden_TF.chunk(2, -1)

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from ullage.engine.experts import MixtureOfExperts
 from ullage.engine.linear import Linear
 from ullage.engine.model.norms import Norm
 from ullage.engine.rule import AttentionRule
@@ -90,7 +91,7 @@ class Layer:
     output: Linear
     mixer_out_norm: Norm | None
     feed_forward_norm: Norm | None
-    feed_forward: Dense
+    feed_forward: Dense | MixtureOfExperts
     feed_forward_out_norm: Norm | None
     wiring: Wiring = "serial"
     clip: float | None = None

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ullage.anatomy.spec import LayerSpec, ModelSpec
+from ullage.anatomy.spec import Dense as DenseSpec
+from ullage.anatomy.spec import Experts, LayerSpec, ModelSpec
+from ullage.engine.experts import MixtureOfExperts, read_mixture
 from ullage.engine.families import FORWARDS
 from ullage.engine.linear import Linear, LinearFactory
 from ullage.engine.model.layer import ACTIVATIONS, Dense, Layer, Wiring
 from ullage.engine.model.norms import Norm
 from ullage.engine.rule import AttentionRule
 from ullage.engine.sites import Site, block_rows, site_slots
-from ullage.engine.support import attention_of, dense_of
+from ullage.engine.support import attention_of
 from ullage.engine.weights import Weights
 
 
@@ -72,7 +74,7 @@ class LayerReader:
             output=self._matrix("output", index),
             mixer_out_norm=self._part_norm(norms.mixer_out, index),
             feed_forward_norm=self._part_norm(norms.feed_forward, index),
-            feed_forward=self._dense(index, layer),
+            feed_forward=self._feed_forward(index, layer),
             feed_forward_out_norm=self._part_norm(norms.feed_forward_out, index),
             wiring=wiring(spec),
             clip=self._number("clip_qkv"),
@@ -113,8 +115,11 @@ class LayerReader:
             slot, mixer.head_dim * (num_heads if mixer.qk_norm == "layer" else 1), index
         )
 
-    def _dense(self, index: int, layer: LayerSpec) -> Dense:
-        mlp = dense_of(layer)
+    def _feed_forward(self, index: int, layer: LayerSpec) -> Dense | MixtureOfExperts:
+        mlp = layer.feed_forward
+        if isinstance(mlp, Experts):
+            return self._mixture(index, mlp)
+        assert isinstance(mlp, DenseSpec)
         name = self._forward.activation or mlp.activation
         return Dense(
             gate_up=self._matrix("gate_up", index),
@@ -123,6 +128,35 @@ class LayerReader:
             activation_name=name,
             gated=mlp.gated,
         )
+
+    def _mixture(self, index: int, experts: Experts) -> MixtureOfExperts:
+        def read(
+            slot: str,
+            shape: tuple[int, ...],  # noqa: ARG001
+            expert: int | None = None,
+        ) -> torch.Tensor:
+            if expert is None:
+                return self._weights.tensor(slot, index, self._suffix(slot, index))
+            return self._weights.expert(slot, index, expert)
+
+        name = self._forward.activation or experts.activation
+        return read_mixture(
+            experts,
+            self._spec.hidden_size,
+            self._weights.expert_layout,
+            read,
+            self._cast_linear,
+            ACTIVATIONS[name],
+            renormalise=self._numerics.get("norm_topk_prob", True) is True,
+        )
+
+    def _suffix(self, slot: str, index: int) -> str:
+        """Stacked experts are named without `.weight` in most families."""
+        return ".weight" if self._weights.has(slot, index) else ""
+
+    def _cast_linear(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Linear:
+        bias_O = None if bias_O is None else bias_O.to(self._dtype)
+        return self._linear(weight_OI.to(self._dtype).contiguous(), bias_O)
 
     def _matrix(self, site: Site, index: int) -> Linear:
         """One matrix of the parts of a site stacked along the output.
