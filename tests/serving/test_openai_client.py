@@ -108,7 +108,12 @@ def test_stop_strings_end_the_text_and_are_not_in_it(client: openai.OpenAI) -> N
 
 def test_logprobs(client: openai.OpenAI) -> None:
     plain = client.completions.create(
-        model=MODEL, prompt="a", max_tokens=3, temperature=0, logprobs=2
+        model=MODEL,
+        prompt="a",
+        max_tokens=3,
+        temperature=0,
+        logprobs=2,
+        extra_body={"ignore_eos": True},
     )
     logprobs = plain.choices[0].logprobs
     assert logprobs is not None
@@ -116,6 +121,8 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert logprobs.top_logprobs is not None
     assert len(logprobs.token_logprobs) == len(logprobs.tokens or []) == 3
     for value, top in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert value is not None
+        assert top is not None
         assert value == max(top.values())
         assert value <= 0
     chat = client.chat.completions.create(
@@ -132,15 +139,123 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in content.content)
 
 
+def test_several_prompts_are_answered_in_their_order(client: openai.OpenAI) -> None:
+    def ask(prompt: object, **more: object) -> list[str]:
+        answer = client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=6, temperature=0, **more
+        )
+        assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+        return [choice.text for choice in answer.choices]
+
+    prompts = ["hello", "a", "b c"]
+    alone = [ask(prompt)[0] for prompt in prompts]
+    assert ask(prompts) == alone
+    assert ask([_tokenize(client, prompt) for prompt in prompts]) == alone
+    assert ask(prompts, n=2) == [text for text in alone for _ in range(2)]
+
+
+def test_n_choices_of_a_seed_are_those_of_the_seeds_that_follow(client: openai.OpenAI) -> None:
+    ask = {"model": MODEL, "prompt": "x", "max_tokens": 10, "temperature": 2.0}
+    single = [client.completions.create(**ask, seed=seed).choices[0].text for seed in (5, 6, 7)]
+    together = client.completions.create(**ask, seed=5, n=3)
+    assert [choice.text for choice in together.choices] == single
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == 1  # counted once
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_streamed_choices_are_told_apart_by_their_index(client: openai.OpenAI, chat: bool) -> None:
+    ask = {"model": MODEL, "seed": 3, "n": 3, "temperature": 1.5, "max_tokens": 8}
+    if chat:
+        whole = client.chat.completions.create(**ask, messages=MESSAGES)
+        texts = [choice.message.content for choice in whole.choices]
+        chunks = list(client.chat.completions.create(**ask, messages=MESSAGES, stream=True))
+        assert sum(c.choices[0].delta.role == "assistant" for c in chunks) == 3
+        pieces = [(c.choices[0].index, c.choices[0].delta.content or "") for c in chunks]
+    else:
+        whole = client.completions.create(**ask, prompt=["a", "b"])
+        texts = [choice.text for choice in whole.choices]
+        chunks = list(client.completions.create(**ask, prompt=["a", "b"], stream=True))
+        pieces = [(c.choices[0].index, c.choices[0].text) for c in chunks]
+    streamed = ["" for _ in texts]
+    for index, piece in pieces:
+        streamed[index] += piece
+    assert streamed == texts
+    ends = [c.choices[0].index for c in chunks if c.choices[0].finish_reason]
+    assert sorted(ends) == list(range(len(texts)))
+
+
+@pytest.mark.parametrize("prompt", ["hello", [107, 104, 111]])
+def test_echo_puts_the_prompt_before_the_answer(client: openai.OpenAI, prompt: object) -> None:
+    ask = {"model": MODEL, "prompt": prompt, "max_tokens": 5, "temperature": 0}
+    answer = client.completions.create(**ask).choices[0].text
+    echoed = client.completions.create(**ask, echo=True).choices[0].text
+    assert echoed.endswith(answer)
+    assert len(echoed) > len(answer)
+    streamed = client.completions.create(**ask, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == echoed
+
+
+def test_usage_so_far_is_in_every_chunk_when_asked_for(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        client.completions.create(
+            model=MODEL, prompt="hey", max_tokens=4, stream=True, stream_options=options
+        )
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(counts) == len(chunks)
+    assert counts == [*range(1, len(chunks)), len(chunks) - 1]
+
+
+def test_penalties_and_biases_change_the_answer(client: openai.OpenAI) -> None:
+    def ask(**more: object) -> list[str]:
+        answer = client.completions.create(
+            model=MODEL, prompt="aa", max_tokens=12, temperature=0, logprobs=0, **more
+        )
+        assert answer.choices[0].logprobs is not None
+        return answer.choices[0].logprobs.tokens or []
+
+    letter = _tokenize(client, "z")[0]
+    extra = {"ignore_eos": True}
+    assert ask(logit_bias={str(letter): 100}, extra_body=extra) == ["z"] * 12
+    # Each time it is said it loses 2 of its lead of about 100.
+    said = ask(logit_bias={str(letter): 100}, frequency_penalty=2, extra_body=extra)
+    assert said == ["z"] * 12
+    barred = ask(logit_bias={str(letter): -100}, extra_body=extra)
+    assert "z" not in barred
+    banned = ask(extra_body={**extra, "repetition_penalty": 100.0})
+    # Of the others several may print alike: half a character, nothing at all.
+    letters = [token for token in banned if token.isascii() and token.isalnum()]
+    assert len(set(letters)) == len(letters)
+
+
+def test_min_tokens_keeps_an_answer_going(client: openai.OpenAI) -> None:
+    eos = 2
+    ask = {"model": MODEL, "prompt": "hello", "max_tokens": 9, "logit_bias": {str(eos): 100}}
+    short = client.completions.create(**ask).usage
+    long = client.completions.create(**ask, extra_body={"min_tokens": 6}).usage
+    assert short is not None
+    assert long is not None
+    assert (short.completion_tokens, long.completion_tokens) == (1, 7)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"n": 2}, "n: 2 is not supported"),
+        ({"n": 0}, "n: 0; expected an integer from 1 to 128"),
+        ({"n": 100}, "n: 100 choices in one request; expected at most 8"),
+        ({"best_of": 2}, "best_of: 2 is not supported"),
         ({"temperature": -1}, "temperature: -1"),
         ({"max_tokens": 100_000}, "at most 512 together"),
-        ({"presence_penalty": 1.0}, "presence_penalty: 1.0 is not supported"),
+        ({"presence_penalty": 3.0}, "presence_penalty: 3.0; expected a number from -2 to 2"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias: token 999999; expected ids below 320"),
         ({"extra_body": {"frobnicate": 1}}, "frobnicate"),
-        ({"prompt": ["a", "b"]}, "several prompts"),
+        ({"extra_body": {"min_tokens": 99}}, "min_tokens: 99; expected at most max_tokens 16"),
+        ({"extra_body": {"priority": 1}}, "priority: 1; expected 0 without"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": []}, "prompt"),
         ({"prompt": "é" * 600}, "at most 512 together"),
     ],
 )
@@ -151,6 +266,54 @@ def test_bad_requests_get_a_400_and_a_sentence(
         client.completions.create(**{"model": MODEL, "prompt": "a", **change})
     assert isinstance(caught.value.body, dict)
     assert caught.value.body["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: .* not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format: .* not supported"),
+        ({"top_logprobs": 2}, "top_logprobs: 2; expected logprobs true beside it"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: .* stream true"),
+    ],
+)
+def test_what_a_chat_cannot_do_is_refused_by_name(
+    client: openai.OpenAI, change: dict, said: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=said):
+        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **change})
+
+
+def test_a_deadline_that_passes_is_a_408_that_is_not_retried(server: ServerHandle) -> None:
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=3) as client,
+        pytest.raises(openai.APIStatusError, match="deadline_seconds passed") as caught,
+    ):
+        client.completions.create(
+            model=MODEL,
+            prompt="hello",
+            max_tokens=500,
+            extra_body={"deadline_seconds": 0.05, "ignore_eos": True},
+        )
+    assert caught.value.status_code == 408
+
+
+def test_a_deadline_that_passes_ends_a_stream_with_an_error(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model=MODEL,
+        prompt="hello",
+        max_tokens=500,
+        stream=True,
+        extra_body={"deadline_seconds": 0.05, "ignore_eos": True},
+    )
+    with pytest.raises(openai.APIError, match="deadline_seconds passed"):
+        list(stream)
+
+
+def test_one_model_by_name(client: openai.OpenAI) -> None:
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("org/other")
 
 
 def test_another_model_is_not_found(client: openai.OpenAI) -> None:

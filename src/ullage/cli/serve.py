@@ -6,22 +6,40 @@ Parses flags with vLLM's names; torch and the server are imported when the flags
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
     from ullage.engine.engine import Engine
 
-# Flags without a default here take EngineOptions' own.
+# Engine flags without a default here take EngineOptions' own.
 SIZES = {
     "--max-num-seqs": "sequences in one step",
     "--max-num-batched-tokens": "tokens in one step; longer prompts run in chunks",
+    "--long-prefill-token-threshold": "most tokens of one long prompt in a step (0: no limit)",
     "--max-model-len": "limit on prompt and answer together (default: the model's own)",
     "--block-size": "tokens in one KV block",
     "--kv-cache-memory-bytes": "bytes of KV cache (default: 1 GiB)",
     "--max-loras": "adapters that may be loaded, all of them in one batch (default: 8)",
     "--max-lora-rank": "largest rank of an adapter (default: 16)",
+}
+CHOICES = {
+    "--dtype": (("auto", "float32", "bfloat16"), "of weights and arithmetic; auto is float32"),
+    "--quantization": (
+        ("none", "int8"),
+        "int8: weights by channel, activations on the fly (default: none)",
+    ),
+    "--kv-cache-dtype": (
+        ("auto", "float32", "bfloat16", "int8_per_token_head", "int4_per_token_head"),
+        "how keys and values are stored (default: auto, as --dtype)",
+    ),
+    "--scheduling": (
+        ("continuous", "static"),
+        "static: a batch runs to its end before the next one begins, for comparison",
+    ),
+    "--scheduling-policy": (("fcfs", "priority"), "who goes first (default: fcfs)"),
 }
 
 
@@ -31,24 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port; 0 picks one (default: 8000)")
     for flag, text in SIZES.items():
         parser.add_argument(flag, type=int, metavar="N", help=text)
+    for flag, (values, text) in CHOICES.items():
+        parser.add_argument(flag, choices=values, help=text)
+    parser.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="keep the KV of prompts that begin alike (default: yes)",
+    )
     parser.add_argument(
         "--max-num-queued-reqs",
         type=int,
         metavar="N",
         default=256,
         help="requests that may wait; more get 429 (default: 256)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("auto", "float32"),
-        default="auto",
-        help="dtype of weights and arithmetic; auto is float32",
-    )
-    parser.add_argument(
-        "--quantization",
-        choices=("none", "int8"),
-        default="none",
-        help="int8: weights by channel, activations on the fly (default: none)",
     )
     parser.add_argument(
         "--enable-lora",
@@ -64,40 +78,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key", metavar="KEY", help="demanded as a bearer token")
     parser.add_argument("--served-model-name", metavar="NAME", help="default: MODEL as given")
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long SIGTERM lets requests finish (default: as long as it takes)",
+    )
+    parser.add_argument(
+        "--enable-control-routes",
+        action="store_true",
+        help="/ullage/kv, /ullage/cancel_oldest, /ullage/drain; needs --api-key",
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a Chrome trace of every step to FILE"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM; 0 when everything that was taken has been answered."""
     try:
         from ullage.engine.options import EngineOptions
-        from ullage.serving.app import run_server
+        from ullage.serving.app import ServeOptions, run_server
     except ImportError as error:
         if (error.name or "ullage").startswith("ullage"):
             raise  # our own mistake, not a missing extra
         raise BadUsage(
             f"{error.name} is not installed", expected="pip install 'ullage[engine]'"
         ) from error
-    given = {
-        name: value
-        for flag in SIZES
-        if (value := getattr(args, name := flag[2:].replace("-", "_"))) is not None
-    }
     if args.max_num_queued_reqs < 0:
         raise BadUsage(
             str(args.max_num_queued_reqs), field="--max-num-queued-reqs", expected="0 or more"
         )
-    run_server(
-        args.model,
-        EngineOptions(quantization=args.quantization, enable_lora=args.enable_lora, **given),
+    if args.shutdown_timeout is not None and not args.shutdown_timeout >= 0:
+        raise BadUsage(str(args.shutdown_timeout), field="--shutdown-timeout", expected="0 or more")
+    serve = ServeOptions(
         host=args.host,
         port=args.port,
         api_key=args.api_key,
         served_model_name=args.served_model_name,
         max_num_queued_reqs=args.max_num_queued_reqs,
         lora_modules=_lora_modules(args.lora_modules),
-        on_ready=_announce,
+        enable_control_routes=args.enable_control_routes,
+        shutdown_timeout_s=args.shutdown_timeout,
+        trace=args.trace,
     )
+    run_server(args.model, EngineOptions(**_given(args, EngineOptions)), serve, _announce)
     return 0
+
+
+def _given(args: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
+    """The engine's options that a flag of the same name sets."""
+    names = {field.name for field in fields(options)}
+    flags = [flag[2:].replace("-", "_") for flag in (*SIZES, *CHOICES)]
+    given = {
+        name: value
+        for name in (*flags, "enable_lora", "enable_prefix_caching")
+        if (value := getattr(args, name)) is not None
+    }
+    for name in given.keys() - names:
+        raise BadUsage("not supported yet", field=f"--{name.replace('_', '-')}")
+    return given
 
 
 def _lora_modules(pairs: list[str]) -> dict[str, str]:

@@ -5,17 +5,20 @@ Pure functions from what the engine gave to JSON-ready dictionaries.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ullage.engine.engine import Output
-from ullage.engine.request import FinishReason
+from ullage.engine.request import FinishReason, Request
 from ullage.engine.sampler import TokenLogprobs
 from ullage.serving.protocol import Kind
 
 Json = dict[str, Any]
 TokenText = Callable[[int], str]
+# vLLM's stand-in for minus infinity, which JSON lacks.
+LEAST_LOGPROB = -9999.0
 OBJECTS: Mapping[tuple[Kind, bool], str] = {
     ("completion", False): "text_completion",
     ("completion", True): "text_completion",
@@ -44,56 +47,117 @@ class Envelope:
         }
 
 
+@dataclass(slots=True)
+class Choice:
+    """One choice as its tokens come. `prefix` is the echoed prompt, `text` all that was said."""
+
+    index: int
+    prefix: str = ""
+    # Of the echoed prompt: None where nothing came before.
+    prompt_logprobs: Sequence[TokenLogprobs | int] = ()
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_chars: int = 0
+    num_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+    def take(self, output: Output) -> None:
+        """Add one token's worth."""
+        self.pieces.append(output.text)
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
+        self.num_chars += len(output.text)
+        self.num_tokens += output.token_id is not None
+        if output.finished:
+            self.finish_reason = output.request.finish_reason
+
+
 def whole(
-    envelope: Envelope, outputs: Sequence[Output], num_prompt: int, token_text: TokenText
+    envelope: Envelope,
+    choices: Sequence[Choice],
+    usage: Json,
+    token_text: TokenText,
+    with_logprobs: bool,
 ) -> Json:
     """The answer of a request that did not stream."""
-    request = outputs[-1].request
-    text = "".join(output.text for output in outputs)
-    logprobs = [output.logprobs for output in outputs if output.logprobs is not None]
-    choice: Json = {"index": 0, "finish_reason": _finish(request.finish_reason)}
-    if envelope.kind == "chat":
-        choice["message"] = {"role": "assistant", "content": text}
-        choice["logprobs"] = chat_logprobs(logprobs, token_text) if logprobs else None
+    return envelope.body(
+        [_whole_choice(envelope.kind, choice, token_text, with_logprobs) for choice in choices],
+        False,
+        usage=usage,
+    )
+
+
+def _whole_choice(kind: Kind, choice: Choice, token_text: TokenText, with_logprobs: bool) -> Json:
+    body: Json = {"index": choice.index, "finish_reason": _finish(choice.finish_reason)}
+    text = choice.prefix + "".join(choice.pieces)
+    logprobs = None
+    if kind == "chat":
+        body["message"] = {"role": "assistant", "content": text}
+        if with_logprobs:
+            logprobs = chat_logprobs(choice.logprobs, token_text)
     else:
-        choice["text"] = text
-        choice["logprobs"] = completion_logprobs(logprobs, token_text, 0) if logprobs else None
-    return envelope.body([choice], False, usage=usage(num_prompt, len(request.output_ids)))
+        body["text"] = text
+        if with_logprobs:
+            logprobs = completion_logprobs(
+                [*choice.prompt_logprobs, *choice.logprobs], token_text, 0
+            )
+    return {**body, "logprobs": logprobs}
 
 
-def first_chunk(envelope: Envelope) -> Json:
-    """A chat stream begins by naming the role."""
-    delta = {"role": "assistant", "content": ""}
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-    return envelope.body([choice], True)
+def first_chunks(
+    envelope: Envelope, choices: Sequence[Choice], token_text: TokenText
+) -> list[Json]:
+    """A chat stream begins by naming the role, an echoed one with the prompt."""
+    chunks = []
+    for choice in choices:
+        body: Json = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        if envelope.kind == "chat":
+            body["delta"] = {"role": "assistant", "content": ""}
+        elif choice.prefix:
+            body["text"] = choice.prefix
+            if choice.prompt_logprobs:
+                body["logprobs"] = completion_logprobs(choice.prompt_logprobs, token_text, 0)
+        else:
+            continue
+        chunks.append(envelope.body([body], True))
+    return chunks
 
 
-def chunk(envelope: Envelope, output: Output, offset: int, token_text: TokenText) -> Json:
-    """One token's chunk; `offset` is how many characters were streamed before it."""
+def chunk(
+    envelope: Envelope, choice: Choice, output: Output, token_text: TokenText, **more: object
+) -> Json:
+    """One token's chunk, before `choice` takes it."""
     logprobs = [output.logprobs] if output.logprobs is not None else []
-    choice: Json = {
-        "index": 0,
+    body: Json = {
+        "index": choice.index,
         "finish_reason": _finish(output.request.finish_reason) if output.finished else None,
     }
     if envelope.kind == "chat":
-        choice["delta"] = {"content": output.text}
-        choice["logprobs"] = chat_logprobs(logprobs, token_text) if logprobs else None
+        body["delta"] = {"content": output.text}
+        body["logprobs"] = chat_logprobs(logprobs, token_text) if logprobs else None
     else:
-        choice["text"] = output.text
-        choice["logprobs"] = completion_logprobs(logprobs, token_text, offset) if logprobs else None
-    return envelope.body([choice], True)
+        offset = len(choice.prefix) + choice.num_chars
+        body["text"] = output.text
+        body["logprobs"] = completion_logprobs(logprobs, token_text, offset) if logprobs else None
+    return envelope.body([body], True, **more)
 
 
-def usage_chunk(envelope: Envelope, num_prompt: int, num_generated: int) -> Json:
+def usage_chunk(envelope: Envelope, usage: Json) -> Json:
     """The last chunk, when usage was asked for; it has no choices."""
-    return envelope.body([], True, usage=usage(num_prompt, num_generated))
+    return envelope.body([], True, usage=usage)
 
 
-def usage(num_prompt: int, num_generated: int) -> Json:
+def usage(
+    prompts: Sequence[Sequence[int]], requests: Sequence[Request], num_generated: int
+) -> Json:
+    """Each prompt counts once, however many choices answer it; cached are those it did not run."""
+    num_prompt = sum(map(len, prompts))
+    num_cached = sum(request.num_cached_tokens for request in requests if request.index == 0)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 
@@ -102,10 +166,20 @@ def error(message: str, kind: str, code: int, param: str | None = None) -> Json:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def event(body: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.encode() + b"\n\n"
+
+
 def chat_logprobs(logprobs: Sequence[TokenLogprobs], token_text: TokenText) -> Json:
     def entry(token_id: int, logprob: float) -> Json:
         text = token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {
+            "token": text,
+            "logprob": max(logprob, LEAST_LOGPROB),
+            "bytes": list(text.encode()),
+        }
 
     content = [
         {
@@ -118,22 +192,33 @@ def chat_logprobs(logprobs: Sequence[TokenLogprobs], token_text: TokenText) -> J
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprobs], token_text: TokenText, offset: int
+    logprobs: Sequence[TokenLogprobs | int], token_text: TokenText, offset: int
 ) -> Json:
-    tokens = [token_text(one.token_id) for one in logprobs]
+    """A bare token id has no log-probability: nothing comes before a prompt's first token."""
+    tokens = [token_text(one if isinstance(one, int) else one.token_id) for one in logprobs]
     offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
     return {
         "tokens": tokens,
-        "token_logprobs": [one.logprob for one in logprobs],
-        # OpenAI's form has the texts as keys: of alternatives that print alike the best is kept.
+        "token_logprobs": [
+            None if isinstance(one, int) else max(one.logprob, LEAST_LOGPROB) for one in logprobs
+        ],
         "top_logprobs": [
-            {token_text(token): value for token, value in reversed(one.top)} for one in logprobs
+            None if isinstance(one, int) else _alternatives(one, token_text) for one in logprobs
         ],
         "text_offset": offsets,
     }
+
+
+def _alternatives(one: TokenLogprobs, token_text: TokenText) -> dict[str, float]:
+    """The best ones and the one that was chosen, as OpenAI's form has it.
+
+    It has the texts as keys: of alternatives that print alike the best is kept.
+    """
+    pairs = [(one.token_id, one.logprob), *reversed(one.top)]
+    return {token_text(token): max(value, LEAST_LOGPROB) for token, value in pairs}
 
 
 def _finish(reason: FinishReason | None) -> str | None:

@@ -1,6 +1,7 @@
 """Sockets, threads and signals of a server: start in this process, or run until SIGTERM.
 
-Holds no routes. SIGTERM and SIGINT drain: nothing new is taken, what runs is finished, exit 0.
+Holds no routes. SIGTERM, SIGINT and POST /ullage/drain do the same: nothing new is taken, what runs
+is finished within the shutdown timeout, exit 0. A second signal cuts what still runs.
 """
 
 from __future__ import annotations
@@ -8,23 +9,70 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage, UllageError
 from ullage.serving.loop import EngineLoop
 from ullage.serving.routes import ServerSettings, create_app
+from ullage.serving.trace import Trace
 
+log = logging.getLogger("ullage.serving")
 READY_POLL_S = 0.02
 SHUTDOWN_S = 5
+HEADERS_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve, with vLLM's names; `model_name` None: the model as given.
+
+    `shutdown_timeout_s` None: as long as it takes. `lora_modules`: adapters to load, by name.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    served_model_name: str | None = None
+    max_num_queued_reqs: int = 256
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
+    enable_control_routes: bool = False
+    shutdown_timeout_s: float | None = None
+    trace: str | Path | None = None
+
+
+class _Protocol(H11Protocol):
+    """HTTP/1.1 that closes a connection whose request headers do not come in time."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEADERS_TIMEOUT_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        between = self.cycle is None or self.cycle.response_complete
+        if between and self._late is None and not self.transport.is_closing():
+            self._late = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.close)
+        elif not between and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):
@@ -69,27 +117,45 @@ def start_server(
     served_model_name: str | None = None,
     max_num_queued_reqs: int = 256,
     lora_modules: Mapping[str, str] | None = None,
+    enable_control_routes: bool = False,
+    trace: str | Path | None = None,
 ) -> ServerHandle:
     """Load `model`, serve it from a thread of this process, return when it is warm.
 
     Port 0 picks a free one; `lora_modules` are adapters by name. Raises what Engine.load and
-    load_lora raise, and BadUsage for an address that
-    cannot be used or that leaves loopback without a key.
+    load_lora raise, and BadUsage for an address that cannot be used or that leaves loopback
+    without a key, and for control routes without a key.
     """
+    serve = ServeOptions(
+        host=host,
+        port=port,
+        api_key=api_key,
+        served_model_name=served_model_name,
+        max_num_queued_reqs=max_num_queued_reqs,
+        lora_modules=lora_modules or {},
+        enable_control_routes=enable_control_routes,
+        trace=trace,
+    )
     listener = listening_socket(host, port, api_key)
     try:
-        engine = _load(model, options, lora_modules or {})
+        engine, server, loop = _build(model, options, serve)
     except BaseException:
         listener.close()
         raise
-    server, loop = _build(engine, model, api_key, served_model_name, max_num_queued_reqs)
     started: list[asyncio.AbstractEventLoop] = []
 
-    async def serve() -> None:
+    async def run() -> None:
         started.append(asyncio.get_running_loop())
-        await server.serve(sockets=[listener])
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        asked = asyncio.ensure_future(loop.drain_asked.wait())
+        await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            await loop.drain()
+            server.should_exit = True
+        asked.cancel()
+        await serving
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="ullage-http", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(run()), name="ullage-http", daemon=True)
     thread.start()
     while not loop.ready:
         if loop.failure is not None or not thread.is_alive():
@@ -103,33 +169,30 @@ def start_server(
 def run_server(
     model: str | Path,
     options: EngineOptions,
-    *,
-    host: str,
-    port: int,
-    api_key: str | None,
-    served_model_name: str | None,
-    max_num_queued_reqs: int,
-    lora_modules: Mapping[str, str],
+    serve: ServeOptions,
     on_ready: Callable[[str, Engine], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what runs. `on_ready(url, engine)` once warm."""
-    with listening_socket(host, port, api_key) as listener:
-        engine = _load(model, options, lora_modules)
-        server, loop = _build(engine, model, api_key, served_model_name, max_num_queued_reqs)
+    """Serve until SIGTERM, SIGINT or a drain is asked for, then finish what runs.
+
+    `on_ready(url, engine)` is called once warm.
+    """
+    with listening_socket(serve.host, serve.port, serve.api_key) as listener:
+        engine, server, loop = _build(model, options, serve)
 
         async def main() -> None:
-            ending = asyncio.Event()
             for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, ending.set)
+                asyncio.get_running_loop().add_signal_handler(number, _signalled, loop)
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             waiting = asyncio.ensure_future(_ready(loop))
-            ended = asyncio.ensure_future(ending.wait())
+            ended = asyncio.ensure_future(loop.drain_asked.wait())
             await asyncio.wait({serving, waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done() and loop.ready:
+            if waiting.done() and loop.ready and not ended.done():
                 on_ready(address(listener), engine)
                 await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            await loop.drain()
+            num_cut = await loop.drain(serve.shutdown_timeout_s)
+            if num_cut:
+                log.warning("%d requests were cut by the shutdown", num_cut)
             server.should_exit = True
             await serving
             ended.cancel()
@@ -137,6 +200,13 @@ def run_server(
         asyncio.run(main())
         if loop.failure is not None:
             raise UllageError(f"the engine failed: {loop.failure!r}")
+
+
+def _signalled(loop: EngineLoop) -> None:
+    """The first signal drains, the next one cuts."""
+    if loop.drain_asked.is_set():
+        loop.cut_asked = True
+    loop.drain_asked.set()
 
 
 def listening_socket(host: str, port: int, api_key: str | None) -> socket.socket:
@@ -170,41 +240,42 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _load(
-    model: str | Path, options: EngineOptions | None, lora_modules: Mapping[str, str]
-) -> Engine:
-    engine = Engine.load(model, options)
-    for name, path in lora_modules.items():
-        engine.load_lora(name, path)
-    return engine
-
-
 async def _ready(loop: EngineLoop) -> None:
     while not loop.ready and loop.failure is None:
         await asyncio.sleep(READY_POLL_S)
 
 
 def _build(
-    engine: Engine,
-    model: str | Path,
-    api_key: str | None,
-    served_model_name: str | None,
-    max_num_queued_reqs: int,
-) -> tuple[_Server, EngineLoop]:
+    model: str | Path, options: EngineOptions | None, serve: ServeOptions
+) -> tuple[Engine, _Server, EngineLoop]:
+    if serve.enable_control_routes and not serve.api_key:
+        # Without one any page in a browser on this machine could ask to drain.
+        raise BadUsage(
+            "the control routes end requests",
+            field="--enable-control-routes",
+            expected="--api-key with it",
+        )
+    trace = None if serve.trace is None else Trace(serve.trace)
+    engine = Engine.load(model, options)
+    for name, path in serve.lora_modules.items():
+        engine.load_lora(name, path)
     settings = ServerSettings(
-        model_name=served_model_name or str(model),
+        model_name=serve.served_model_name or str(model),
         model_path=str(model),
-        api_key=api_key,
-        max_num_queued_reqs=max_num_queued_reqs,
+        api_key=serve.api_key,
+        max_num_queued_reqs=serve.max_num_queued_reqs,
+        enable_control_routes=serve.enable_control_routes,
+        trace=trace,
     )
     app = create_app(engine, settings)
     # Logs go to stderr and only when something is wrong; the access log is the caller's proxy's.
     config = uvicorn.Config(
         app,
+        http=_Protocol,
         log_level="warning",
         access_log=False,
         lifespan="on",
         # What the engine serves is finished by then; who keeps a connection must not keep us.
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return _Server(config), app.state.loop
+    return engine, _Server(config), app.state.loop

@@ -8,27 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from ullage.engine.engine import Engine, Output
 from ullage.engine.lora import LoraAdapter
 from ullage.engine.request import FinishReason, Request, SamplingParams
-from ullage.errors import UllageError
+from ullage.errors import BadInput, UllageError
 from ullage.serving.metrics import EngineMetrics
+from ullage.serving.trace import NoTrace, Trace
+from ullage.serving.warmup import warm_up
 
 log = logging.getLogger("ullage.serving")
+T = TypeVar("T")
 
 
 class Refused(UllageError):
     """A request that is not taken now; `status` is HTTP's, `retry_after_s` when to come back."""
 
     status = 429
-    retry_after_s = 1
+
+    def __init__(self, sentence: str, retry_after_s: float = 1) -> None:
+        # HTTP's Retry-After is whole seconds; none at all would invite a storm.
+        self.retry_after_s = max(1, math.ceil(retry_after_s))
+        super().__init__(sentence)
 
 
 class QueueFull(Refused):
@@ -39,7 +50,20 @@ class Draining(Refused):
     """The server is going away: what runs is finished, nothing new is taken."""
 
     status = 503
-    retry_after_s = 5
+
+
+class Cancelled(Refused):
+    """A request that was taken and then ended from outside, by an operator or a shutdown."""
+
+    status = 503
+
+
+class DeadlinePassed(UllageError):
+    """A request that was not finished by the time its sender named."""
+
+
+class NotFinite(UllageError):
+    """The model's numbers were not finite, so that no token could be chosen; becomes a 500."""
 
 
 class EngineFailed(UllageError):
@@ -48,36 +72,53 @@ class EngineFailed(UllageError):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One submitted request as the HTTP side holds it. `request` is set once the engine has it."""
+    """One HTTP request as the HTTP side holds it: prompts, each with params.n choices.
+
+    Choice c answers prompt c // n. `requests` is filled, by choice, once the engine has them.
+    """
 
     id: str
-    prompt_ids: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     lora: LoraAdapter | None = None
-    outputs: asyncio.Queue[Output | None] = field(default_factory=asyncio.Queue)
-    request: Request | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    outputs: asyncio.Queue[tuple[int, Output] | UllageError] = field(default_factory=asyncio.Queue)
+    requests: list[Request] = field(default_factory=list)
     closed: bool = False
 
     @property
-    def finish_reason(self) -> FinishReason | None:
-        return None if self.request is None else self.request.finish_reason
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
 
 
 class EngineLoop:
     """Runs an engine in a thread from `start()` to `stop()`."""
 
-    def __init__(self, engine: Engine, metrics: EngineMetrics, max_num_queued_reqs: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: EngineMetrics,
+        max_num_queued_reqs: int,
+        trace: Trace | NoTrace | None = None,
+    ) -> None:
         self.engine = engine
         self._metrics = metrics
+        self._trace = trace or NoTrace()
         self._max_in_flight = engine.options.max_num_seqs + max_num_queued_reqs
         self._commands: deque[Callable[[], None]] = deque()
+        self._calls: set[Future[object]] = set()
         self._wake = threading.Condition()
-        self._tickets: dict[str, Ticket] = {}
+        # By request id; only the engine's thread touches it.
+        self._live: dict[str, tuple[Ticket, int]] = {}
         self._thread = threading.Thread(target=self._run, name="ullage-engine", daemon=True)
         self._http: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        # Submitted and not closed; only the asyncio loop touches it.
+        # Submitted and not closed; only the asyncio loop touches them.
         self._open: set[Ticket] = set()
+        self.num_in_flight = 0
+        self.drain_asked = asyncio.Event()
+        self.cut_asked = False
         self.draining = False
         self.ready = False
         self.failure: BaseException | None = None
@@ -89,54 +130,120 @@ class EngineLoop:
         self._http = asyncio.get_running_loop()
         self._thread.start()
 
-    @property
-    def num_in_flight(self) -> int:
-        """Requests submitted and not yet closed."""
-        return len(self._open)
-
     def submit(
         self,
-        prompt_ids: tuple[int, ...],
+        prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
         prefix: str,
         lora: LoraAdapter | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> Ticket:
-        """Hand a request to the engine. Raises Refused, EngineFailed or RequestRefused."""
+        """Hand prompts to the engine. Raises Refused, EngineFailed or RequestRefused.
+
+        All of a ticket's choices are taken or none.
+        """
         if self.failure is not None:
             raise EngineFailed("the engine has failed and serves nothing any more")
         if self.draining:
-            raise Draining("the server is shutting down and takes no new requests")
-        self.engine.require_fits(prompt_ids, params)
-        if self.num_in_flight >= self._max_in_flight:
+            raise Draining("the server is shutting down and takes no new requests", 5)
+        for prompt_ids in prompts:
+            self.engine.require_fits(prompt_ids, params)
+        ticket = Ticket(
+            f"{prefix}-{uuid.uuid4().hex}", tuple(prompts), params, lora, priority, deadline_s
+        )
+        if ticket.num_choices > self._max_in_flight:
+            raise BadInput(
+                f"{ticket.num_choices} choices in one request",
+                field="n",
+                expected=f"at most {self._max_in_flight}, as many as may run and wait here",
+            )
+        if self.num_in_flight + ticket.num_choices > self._max_in_flight:
             self._metrics.rejected()
-            raise QueueFull(f"{self.num_in_flight} requests are in flight, no more may wait")
-        ticket = Ticket(f"{prefix}-{uuid.uuid4().hex}", prompt_ids, params, lora)
+            raise QueueFull(
+                f"{self.num_in_flight} requests are in flight, no more may wait",
+                1,
+            )
         self._open.add(ticket)
+        self.num_in_flight += ticket.num_choices
         self._send(lambda: self._admit(ticket))
         return ticket
 
-    async def outputs(self, ticket: Ticket) -> AsyncIterator[Output]:
-        """Every output of `ticket`, the finished one last. Raises EngineFailed."""
-        while True:
-            output = await ticket.outputs.get()
-            if output is None:
-                raise EngineFailed("the engine ended before this request did")
-            yield output
+    async def outputs(self, ticket: Ticket) -> AsyncIterator[tuple[int, Output]]:
+        """Every output of `ticket` with its choice, until all have finished.
+
+        Raises EngineFailed, NotFinite, DeadlinePassed or Cancelled when one ends without an answer.
+        """
+        num_open = ticket.num_choices
+        while num_open:
+            found = await ticket.outputs.get()
+            if isinstance(found, UllageError):
+                raise found
+            choice, output = found
             if output.finished:
-                return
+                num_open -= 1
+                _raise_if_cut(output.request)
+            yield choice, output
 
     def close(self, ticket: Ticket) -> None:
         """Whoever submitted must call this; a request that still runs is cancelled."""
         if not ticket.closed:
             ticket.closed = True
             self._open.discard(ticket)
+            self.num_in_flight -= ticket.num_choices
             self._send(lambda: self._cancel(ticket))
 
-    async def drain(self) -> None:
-        """Take nothing new; return when what was taken is finished."""
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """What `function` says of the engine, between two steps. Raises EngineFailed."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            with self._wake:
+                self._calls.discard(future)
+            try:
+                future.set_result(function(self.engine))
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if self._stopping or self.failure is not None:
+                raise EngineFailed("the engine does not run")
+            self._calls.add(future)  # type: ignore[arg-type]
+            self._commands.append(run)
+            self._wake.notify()
+        return await asyncio.wrap_future(future)
+
+    async def cancel_oldest(self, percent: float, dry_run: bool) -> object:
+        """Ask the engine to end its oldest running requests; their clients get a 503."""
+
+        def cancel(engine: Engine) -> object:
+            report = engine.cancel_oldest(percent, dry_run=dry_run)
+            if not dry_run:
+                live = [self._live[request_id] for request_id in report.request_ids]
+                self._deliver(Output(t.requests[i], None, "", finished=True) for t, i in live)
+            return report
+
+        return await self.call(cancel)
+
+    async def drain(self, timeout_s: float | None = None) -> int:
+        """Take nothing new; return when what was taken is finished.
+
+        After `timeout_s`, or once `cut_asked` is set, the rest is cut: its clients get a 503.
+        Returns how many were.
+        """
         self.draining = True
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self._open and self.failure is None:
+            if self.cut_asked or time.monotonic() > until_s:
+                break
+            await asyncio.sleep(0.02)
+        cut = [ticket for ticket in self._open if self.failure is None]
+        for ticket in cut:
+            ticket.outputs.put_nowait(Cancelled("the server shut down before this was finished", 5))
         while self._open and self.failure is None:
             await asyncio.sleep(0.02)
+        return len(cut)
 
     def stop(self) -> None:
         """End the thread after its step; requests still running are aborted. Safe to repeat."""
@@ -163,11 +270,11 @@ class EngineLoop:
                 if self.engine.has_work:
                     report = self.engine.step()
                     self._metrics.observe_step(report, self.engine)
+                    started_s = time.monotonic()
                     self._deliver(report.outputs)
-            for ticket in self._tickets.values():
-                if ticket.request is not None:
-                    self.engine.abort(ticket.request)
-                    self._metrics.observe_finished(ticket.request)
+                    self._trace.step(report, self.engine, started_s, time.monotonic())
+            for ticket, choice in list(self._live.values()):
+                self._abort(ticket.requests[choice])
             self._end_all()
         except BaseException as error:
             # Whatever it was, waiting clients must hear of it rather than hang.
@@ -175,6 +282,8 @@ class EngineLoop:
             self.failure = error
             self.ready = False
             self._end_all()
+        finally:
+            self._trace.close()
 
     def _take_commands(self) -> bool:
         """Run what the HTTP side sent, waiting for it when idle. False when it is time to stop."""
@@ -193,22 +302,44 @@ class EngineLoop:
     def _admit(self, ticket: Ticket) -> None:
         if ticket.closed:
             return
-        (ticket.request,) = self.engine.add_request(
-            ticket.id, ticket.prompt_ids, ticket.params, ticket.lora
-        )
-        self._tickets[ticket.id] = ticket
+        several = len(ticket.prompts) > 1
+        try:
+            for index, prompt_ids in enumerate(ticket.prompts):
+                ticket.requests += self.engine.add_request(
+                    f"{ticket.id}-p{index}" if several else ticket.id,
+                    prompt_ids,
+                    ticket.params,
+                    ticket.lora,
+                    priority=ticket.priority,
+                    deadline_s=ticket.deadline_s,
+                )
+        except BadInput as refusal:
+            for request in ticket.requests:
+                self.engine.abort(request)
+            self._call_http(partial(ticket.outputs.put_nowait, refusal))
+            return
+        for choice, request in enumerate(ticket.requests):
+            self._live[request.id] = (ticket, choice)
 
     def _cancel(self, ticket: Ticket) -> None:
-        if self._tickets.pop(ticket.id, None) is not None and ticket.request is not None:
-            self.engine.abort(ticket.request)
-            self._metrics.observe_finished(ticket.request)
+        for request in ticket.requests:
+            if request.id in self._live:
+                self._abort(request)
 
-    def _deliver(self, outputs: tuple[Output, ...]) -> None:
-        pairs: list[tuple[Ticket, Output]] = []
+    def _abort(self, request: Request) -> None:
+        del self._live[request.id]
+        self.engine.abort(request)
+        self._metrics.observe_finished(request)
+        self._trace.ended(request)
+
+    def _deliver(self, outputs: Iterable[Output]) -> None:
+        pairs: list[tuple[Ticket, int, Output]] = []
         for output in outputs:
-            pairs.append((self._tickets[output.request.id], output))
+            pairs.append((*self._live[output.request.id], output))
             if output.finished:
-                del self._tickets[output.request.id]
+                del self._live[output.request.id]
+                self._metrics.observe_finished(output.request)
+                self._trace.ended(output.request)
         if pairs:
             self._call_http(partial(_hand_over, pairs))
 
@@ -218,12 +349,18 @@ class EngineLoop:
         Told on the asyncio loop, where `submit` runs: whoever comes later sees `failure` or
         `draining` and is refused, so nobody is forgotten.
         """
-        self._tickets.clear()
+        self._live.clear()
+        with self._wake:
+            self._stopping = True
+            calls = list(self._calls)
+            self._calls.clear()
+        for future in calls:
+            future.set_exception(EngineFailed("the engine does not run any more"))
         self._call_http(self._end_open)
 
     def _end_open(self) -> None:
         for ticket in self._open:
-            ticket.outputs.put_nowait(None)
+            ticket.outputs.put_nowait(EngineFailed("the engine ended before this request did"))
 
     def _call_http(self, function: Callable[[], None]) -> None:
         assert self._http is not None
@@ -232,16 +369,18 @@ class EngineLoop:
             self._http.call_soon_threadsafe(function)
 
 
-def _hand_over(answers: Sequence[tuple[Ticket, Output]]) -> None:
-    for ticket, output in answers:
-        ticket.outputs.put_nowait(output)
+def _hand_over(answers: Sequence[tuple[Ticket, int, Output]]) -> None:
+    for ticket, choice, output in answers:
+        ticket.outputs.put_nowait((choice, output))
 
 
-def warm_up(engine: Engine) -> None:
-    """One generation over the shapes to come: a full prefill chunk, then a few decodes."""
-    num_new = min(4, engine.max_model_len - 1)
-    num_prompt = min(engine.options.max_num_batched_tokens, engine.max_model_len - num_new)
-    params = SamplingParams(max_tokens=num_new, temperature=0.0, ignore_eos=True)
-    engine.add_request("warm-up", (0,) * max(num_prompt, 1), params)
-    while engine.has_work:
-        engine.step()
+def _raise_if_cut(request: Request) -> None:
+    """An end without a reason of its own is no answer: raises what it was."""
+    if request.finish_reason is FinishReason.ERROR:
+        raise NotFinite("the model's logits were not finite: no token could be chosen")
+    if request.finish_reason is not FinishReason.ABORT:
+        return
+    num_said = len(request.output_ids)
+    if request.expired:
+        raise DeadlinePassed(f"deadline_seconds passed after {num_said} generated tokens")
+    raise Cancelled(f"cancelled by the operator after {num_said} generated tokens", 5)

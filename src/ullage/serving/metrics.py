@@ -137,7 +137,7 @@ class EngineMetrics:
         self._rejections.inc()
 
     def observe_step(self, report: StepReport, engine: Engine) -> None:
-        """Account for one step and for the requests that it finished."""
+        """Account for one step; requests that it finished have a call of their own."""
         if report.plan.work:
             self._histograms["vllm:iteration_tokens_total"].observe(report.plan.num_tokens)
         self._counters["vllm:num_preemptions"].inc(len(report.plan.preempted))
@@ -151,8 +151,6 @@ class EngineMetrics:
                     self._histograms["vllm:inter_token_latency_seconds"].observe(
                         output.since_previous_s
                     )
-            if output.finished:
-                self.observe_finished(request)
         self.observe_state(engine)
 
     def observe_state(self, engine: Engine) -> None:

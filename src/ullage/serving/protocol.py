@@ -1,107 +1,263 @@
-"""OpenAI's request bodies, read strictly: every field is understood, harmless, or refused by name.
+"""The requests that the server understands: every field is read, harmless, or refused by name.
 
-Pure functions from JSON to `Ask`. A field that would change the answer and is not implemented gets
-a sentence, never silence.
+Tables of fields with OpenAI's and vLLM's names, and the pure functions from JSON to `Ask`. A field
+that would change the answer and is not implemented gets a sentence, never silence.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ullage.engine.request import SamplingParams
-from ullage.errors import BadInput
+from ullage.serving.fields import (
+    MAX_INT32,
+    Anything,
+    BadRequest,
+    Boolean,
+    Field,
+    Integer,
+    Json,
+    ListOf,
+    Number,
+    OneOrMany,
+    Only,
+    Record,
+    Text,
+    read_fields,
+    show,
+)
 
 Kind = Literal["completion", "chat"]
 DEFAULT_MAX_TOKENS = 16  # OpenAI's for completions; chat answers may fill the context
 MAX_LOGPROBS = 20
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
+MAX_PROMPTS = 1024
+MAX_N = 128
+MAX_BIAS = 100.0
 MAX_SEED = 2**64
+DAY_S = 86_400.0
 
-# Fields that are read below.
-COMMON_FIELDS = frozenset(
-    {
-        *("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop"),
-        *("stop_token_ids", "ignore_eos", "stream", "stream_options", "logprobs"),
-    }
+TOKEN_IDS = ListOf(Integer(0), what="token ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A string, a list of token ids, or a list of either; read to a tuple of prompts."""
+
+    def read(self, value: Any, field: str) -> tuple[str | tuple[int, ...], ...]:
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not value:
+            raise BadRequest(show(value), field=field, expected="text or token ids, not empty")
+        if all(isinstance(part, str) for part in value):
+            return ListOf(Text(), 1, MAX_PROMPTS, "prompts").read(value, field)
+        if all(isinstance(part, list) for part in value):
+            return ListOf(TOKEN_IDS, 1, MAX_PROMPTS, "prompts").read(value, field)
+        return (TOKEN_IDS.read(value, field),)
+
+    def schema(self) -> Json:
+        ids = ListOf(Integer(0), 1)
+        forms = (Text(), ids, ListOf(Text(), 1, MAX_PROMPTS), ListOf(ids, 1, MAX_PROMPTS))
+        return {"anyOf": [form.schema() for form in forms]}
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A conversation; each message keeps what its template may read, its content joined to text."""
+
+    def read(self, value: Any, field: str) -> tuple[Mapping[str, Any], ...]:
+        if not isinstance(value, list) or not value:
+            raise BadRequest(show(value), field=field, expected="a list of messages")
+        messages = []
+        for index, message in enumerate(value):
+            where = f"{field}[{index}]"
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise BadRequest(show(message), field=where, expected="an object with a role")
+            content = _content(message.get("content"), f"{where}.content")
+            messages.append({**message, "content": content})
+        return tuple(messages)
+
+    def schema(self) -> Json:
+        part = {
+            "type": "object",
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            "required": ["type", "text"],
+        }
+        content = {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]}
+        message = {
+            "type": "object",
+            "properties": {"role": {"type": "string"}, "content": content},
+            "required": ["role", "content"],
+        }
+        return {"type": "array", "items": message, "minItems": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """An object from token ids (as strings) to numbers; read to pairs."""
+
+    def read(self, value: Any, field: str) -> tuple[tuple[int, float], ...]:
+        if not isinstance(value, dict):
+            raise BadRequest(show(value), field=field, expected="an object of token ids")
+        pairs: dict[int, float] = {}
+        for key, bias in value.items():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) > MAX_INT32:
+                raise BadRequest(show(key), field=field, expected="token ids as keys")
+            number = Number(-MAX_BIAS, MAX_BIAS).read(bias, f"{field}.{key}")
+            if pairs.setdefault(int(key), number) is not number:
+                raise BadRequest(f"token {int(key)} twice", field=field, expected="each id once")
+        return tuple(pairs.items())
+
+    def schema(self) -> Json:
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": Number(-MAX_BIAS, MAX_BIAS).schema(),
+        }
+
+
+STREAM_OPTIONS = (
+    Field("include_usage", Boolean(), "a last chunk with the usage", False),
+    Field("continuous_usage_stats", Boolean(), "the usage so far in every chunk", False),
 )
-FIELDS: Mapping[Kind, frozenset[str]] = {
-    "completion": COMMON_FIELDS | {"prompt", "add_special_tokens"},
-    "chat": COMMON_FIELDS | {"messages", "max_completion_tokens", "top_logprobs"},
-}
-# Fields that never change the answer.
-IGNORED = frozenset(
-    {"user", "metadata", "store", "service_tier", "request_id", "safety_identifier", "priority"}
+COMMON: tuple[Field, ...] = (
+    Field("model", Text(), "the served model or an adapter"),
+    Field("max_tokens", Integer(0), "most tokens to generate"),
+    Field("temperature", Number(0, 2), "0: the likeliest token", 1.0),
+    Field("top_p", Number(0, 1, above=True), "share of probability to draw from", 1.0),
+    Field("top_k", Integer(-1), "how many of the likeliest to draw from; 0 and -1: all", 0),
+    Field("min_p", Number(0, 1), "least probability, as a share of the greatest", 0.0),
+    Field("presence_penalty", Number(-2, 2), "taken from the logit of what was said", 0.0),
+    Field("frequency_penalty", Number(-2, 2), "the same for each time it was said", 0.0),
+    Field(
+        "repetition_penalty",
+        Number(0, 100, above=True),
+        "divides the logits of what was said or asked, 1 changes nothing",
+        1.0,
+    ),
+    Field("logit_bias", Biases(), "added to logits, by token id", ()),
+    Field("min_tokens", Integer(0), "tokens before the answer may end", 0),
+    Field("seed", Integer(-MAX_SEED, MAX_SEED), "repeats the random choices"),
+    Field("stop", OneOrMany(ListOf(Text(1, 1024), 0, 16, "strings")), "ends the text", ()),
+    Field("stop_token_ids", TOKEN_IDS, "tokens that end the answer", ()),
+    Field("include_stop_str_in_output", Boolean(), "keep the stop string", False),
+    Field("ignore_eos", Boolean(), "go on past the end of sequence", False),
+    Field("n", Integer(1, MAX_N), "answers to each prompt", 1),
+    Field("stream", Boolean(), "server-sent events, a token each", False),
+    Field("stream_options", Record(STREAM_OPTIONS), "with stream only"),
+    Field("priority", Integer(-(2**63), 2**63 - 1), "lower runs first, if so scheduled", 0),
+    Field(
+        "deadline_seconds",
+        Number(0, DAY_S, above=True),
+        "ullage's own: a 408 instead of an answer that comes later than this",
+    ),
+    # Accepted because they never change the answer.
+    *(
+        Field(name, Anything(), "changes nothing here")
+        for name in ("user", "metadata", "store", "service_tier", "request_id", "session_id")
+    ),
+    Field("safety_identifier", Anything(), "changes nothing here"),
+    # Known, not supported: accepted at the values with which they change nothing.
+    Field("length_penalty", Only((1,)), "not supported"),
+    Field("use_beam_search", Only((False,)), "not supported"),
+    Field("skip_special_tokens", Only((True,)), "always so"),
+    Field("spaces_between_special_tokens", Only((True,)), "always so"),
+    Field("response_format", Only(({"type": "text"},)), "text only"),
 )
-# Fields that are accepted at the values with which they change nothing.
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
+FIELDS: Mapping[Kind, tuple[Field, ...]] = {
+    "completion": (
+        Field("prompt", Prompts(), "text or token ids, or a list of either", required=True),
+        Field("echo", Boolean(), "the prompt before the answer", False),
+        Field("logprobs", Integer(0, MAX_LOGPROBS), "alternatives to report for each token"),
+        Field("add_special_tokens", Boolean(), "begin as the tokenizer begins a text", True),
+        Field("best_of", Only((1,)), "not supported; ask for n"),
+        Field("suffix", Only(("",)), "not supported"),
+        *COMMON,
+    ),
+    "chat": (
+        Field("messages", Messages(), "the conversation", required=True),
+        Field("max_completion_tokens", Integer(1), "most tokens to generate"),
+        Field("logprobs", Boolean(), "report log-probabilities", False),
+        Field("top_logprobs", Integer(0, MAX_LOGPROBS), "alternatives; with logprobs only"),
+        Field("tools", Only(([],)), "not supported"),
+        Field("tool_choice", Only(("none", "auto")), "not supported"),
+        Field("parallel_tool_calls", Only((True, False)), "changes nothing here"),
+        Field("modalities", Only((["text"],)), "text only"),
+        Field("add_generation_prompt", Only((True,)), "always so"),
+        Field("continue_final_message", Only((False,)), "not supported"),
+        *COMMON,
+    ),
 }
-
-
-class BadRequest(BadInput):
-    """The body is not a request that can be served; becomes a 400."""
+TOKENIZE: tuple[Field, ...] = (
+    Field("model", Text(), "the served model"),
+    Field("prompt", Text(), "the text, or else messages"),
+    Field("messages", Messages(), "the conversation, or else prompt"),
+    Field("add_special_tokens", Boolean(), "as in a completion; a template adds its own"),
+    Field("add_generation_prompt", Boolean(), "end where the answer begins", True),
+    Field("return_token_strs", Boolean(), "each token's text too", False),
+)
+DETOKENIZE: tuple[Field, ...] = (
+    Field("model", Text(), "the served model"),
+    Field("tokens", TOKEN_IDS, "token ids", required=True),
+)
+LOAD_LORA: tuple[Field, ...] = (
+    Field("lora_name", Text(1, 256, clean=True), "its name as a model", required=True),
+    Field("lora_path", Text(1, 4096, clean=True), "its directory on the server", required=True),
+    Field("allow_partial", Boolean(), "also when part of it is not of this model", False),
+)
+UNLOAD_LORA: tuple[Field, ...] = (
+    Field("lora_name", Text(1, 256, clean=True), "its name as a model", required=True),
+    Field("lora_int_id", Anything(), "changes nothing here"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request as asked. `prompt` is text or token ids; for a chat, `messages` is set.
+    """One request as asked. `prompts` are texts or token ids; for a chat, `messages` is set.
 
     `max_tokens` None: as many as fit. `params.max_tokens` is set when the prompt is known.
     """
 
     kind: Kind
     model: str | None
-    prompt: str | tuple[int, ...]
+    prompts: tuple[str | tuple[int, ...], ...]
     messages: tuple[Mapping[str, Any], ...]
     max_tokens: int | None
     params: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     add_special: bool
+    echo: bool
+    priority: int
+    deadline_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class LoadLora:
-    """An adapter to load. `allow_partial`: also when part of it is not of this model."""
+class TokenizeAsk:
+    """What /tokenize is asked about: a text, or messages where `text` is None."""
 
-    name: str
-    path: str
-    allow_partial: bool
+    text: str | None
+    messages: tuple[Mapping[str, Any], ...]
+    add_special: bool
+    add_generation_prompt: bool
+    with_texts: bool
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
     """The body as a JSON object. Raises BadRequest."""
     try:
-        body = json.loads(raw)
+        body = json.loads(raw, parse_constant=_no_constant, object_pairs_hook=_once)
         if b"\\u" in raw:
             # Half of a surrogate pair is valid JSON but no text; nothing can be made of it.
             json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise BadRequest(f"the body is not Unicode text ({error.reason})") from error
+    except BadRequest:
+        raise
     except ValueError as error:
         raise BadRequest(f"the body is not JSON ({error})") from error
     except RecursionError as error:
@@ -113,209 +269,106 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 def parse_ask(body: Mapping[str, Any], kind: Kind) -> Ask:
     """Read a completion or chat request. Raises BadRequest naming the field."""
-    _refuse_unknown(body, kind)
-    max_tokens = _integer(body, "max_completion_tokens", 1) or _integer(body, "max_tokens", 1)
+    read = read_fields(FIELDS[kind], body)
+    max_tokens = read.get("max_completion_tokens") or read["max_tokens"]
     if max_tokens is None and kind == "completion":
         max_tokens = DEFAULT_MAX_TOKENS
-    stream = _boolean(body, "stream")
-    options = body.get("stream_options")
-    if options is not None and not (isinstance(options, dict) and stream):
+    echo = bool(read.get("echo"))
+    if max_tokens == 0 and not echo:
+        raise BadRequest("0", field="max_tokens", expected="at least 1")
+    if max_tokens is not None and read["min_tokens"] > max_tokens:
         raise BadRequest(
-            _show(options), field="stream_options", expected="an object, with stream true"
+            str(read["min_tokens"]), field="min_tokens", expected=f"at most max_tokens {max_tokens}"
         )
+    options = read["stream_options"]
+    if options is not None and not read["stream"]:
+        raise BadRequest(show(options), field="stream_options", expected="stream true beside it")
+    options = options or {}
     params = SamplingParams(
-        temperature=_number(body, "temperature", 1.0, 0.0, 2.0),
-        top_p=_number(body, "top_p", 1.0, 1e-9, 1.0),
-        top_k=_top_k(body),
-        seed=_integer(body, "seed", -MAX_SEED, MAX_SEED),
-        stop=_stops(body),
-        stop_token_ids=_token_ids(body.get("stop_token_ids") or [], "stop_token_ids"),
-        ignore_eos=_boolean(body, "ignore_eos"),
-        logprobs=_logprobs(body, kind),
+        n=read["n"],
+        temperature=read["temperature"],
+        top_p=read["top_p"],
+        top_k=max(0, read["top_k"]),
+        min_p=read["min_p"],
+        presence_penalty=read["presence_penalty"],
+        frequency_penalty=read["frequency_penalty"],
+        repetition_penalty=read["repetition_penalty"],
+        logit_bias=read["logit_bias"],
+        min_tokens=read["min_tokens"],
+        seed=read["seed"],
+        stop=read["stop"],
+        stop_token_ids=read["stop_token_ids"],
+        include_stop_str_in_output=read["include_stop_str_in_output"],
+        ignore_eos=read["ignore_eos"],
+        logprobs=read["logprobs"] if kind == "completion" else _chat_logprobs(read),
     )
     return Ask(
         kind,
-        _text(body, "model"),
-        _prompt(body) if kind == "completion" else "",
-        _messages(body.get("messages")) if kind == "chat" else (),
+        read["model"],
+        read.get("prompt", ()),
+        read.get("messages", ()),
         max_tokens,
         params,
-        stream,
-        _boolean(options or {}, "include_usage", "stream_options.include_usage"),
-        _boolean(body, "add_special_tokens", default=True),
+        read["stream"],
+        options.get("include_usage", False),
+        options.get("continuous_usage_stats", False),
+        read.get("add_special_tokens", True),
+        echo,
+        read["priority"],
+        read["deadline_seconds"],
     )
 
 
-def parse_tokenize(body: Mapping[str, Any]) -> tuple[str | None, tuple[Mapping[str, Any], ...]]:
-    """The text, or the messages, that /tokenize is asked about. Raises BadRequest."""
-    if "messages" in body:
-        return None, _messages(body["messages"])
-    prompt = body.get("prompt")
-    if not isinstance(prompt, str):
-        raise BadRequest(_show(prompt), field="prompt", expected="a string, or messages")
-    return prompt, ()
-
-
-def parse_load_lora(body: Mapping[str, Any]) -> LoadLora:
-    """What /v1/load_lora_adapter is asked for, with vLLM's names. Raises BadRequest."""
-    for field in body:
-        if field not in ("lora_name", "lora_path", "allow_partial"):
-            raise BadRequest("this field is not known here", field=field[:80])
-    return LoadLora(
-        _required_text(body, "lora_name"),
-        _required_text(body, "lora_path"),
-        _boolean(body, "allow_partial"),
-    )
-
-
-def parse_unload_lora(body: Mapping[str, Any]) -> str:
-    """The name of the adapter that /v1/unload_lora_adapter is to drop. Raises BadRequest."""
-    for field in body:
-        if field not in ("lora_name", "lora_int_id"):
-            raise BadRequest("this field is not known here", field=field[:80])
-    return _required_text(body, "lora_name")
-
-
-def _refuse_unknown(body: Mapping[str, Any], kind: Kind) -> None:
-    for field, value in body.items():
-        if field in FIELDS[kind] or field in IGNORED or value is None:
-            continue
-        if field not in NEUTRAL:
-            raise BadRequest("this field is not known here", field=field[:80])
-        if not any(_same(value, accepted) for accepted in NEUTRAL[field]):
-            expected = " or ".join(_show(accepted) for accepted in NEUTRAL[field])
-            raise BadRequest(f"{_show(value)} is not supported", field=field, expected=expected)
-
-
-def _same(value: object, accepted: object) -> bool:
-    """Equality of JSON values: true is not 1 there, as it is in Python."""
-    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
-
-
-def _prompt(body: Mapping[str, Any]) -> str | tuple[int, ...]:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]  # a batch of one, as vLLM and OpenAI accept it
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and not any(isinstance(part, str | list) for part in prompt):
-        return _token_ids(prompt, "prompt")
-    found = "several prompts" if isinstance(prompt, list) else _show(prompt)
-    raise BadRequest(found, field="prompt", expected="one string or one list of token ids")
-
-
-def _messages(value: object) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list) or not value:
-        raise BadRequest(_show(value), field="messages", expected="a list of messages")
-    messages = []
-    for index, message in enumerate(value):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadRequest(_show(message), field=where, expected="an object with a role")
-        messages.append({**message, "content": _content(message.get("content"), where)})
-    return tuple(messages)
-
-
-def _content(value: object, where: str) -> str:
-    """A message's text: a string, or OpenAI's list of text parts joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise BadRequest(_show(value), field=f"{where}.content", expected="text")
-    pieces = []
-    for part in value:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise BadRequest(_show(part), field=f"{where}.content", expected="parts of type text")
-        pieces.append(text)
-    return "".join(pieces)
-
-
-def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
-    value = body.get("stop")
-    stops = [] if value is None else [value] if isinstance(value, str) else value
-    fine = isinstance(stops, list) and len(stops) <= MAX_STOPS
-    if not fine or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in stops):
+def parse_tokenize(body: Mapping[str, Any]) -> TokenizeAsk:
+    """What /tokenize is asked about. Raises BadRequest."""
+    read = read_fields(TOKENIZE, body)
+    text, messages = read["prompt"], read["messages"]
+    if (text is None) == (messages is None):
         raise BadRequest(
-            _show(value),
-            field="stop",
-            expected=f"up to {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",
+            "neither" if text is None else "both", field="prompt", expected="prompt or messages"
         )
-    return tuple(stops)
+    add_special = read["add_special_tokens"]
+    if add_special is None:
+        # vLLM's defaults: a text begins as a text, a template has written its own tokens.
+        add_special = messages is None
+    return TokenizeAsk(
+        text, messages or (), add_special, read["add_generation_prompt"], read["return_token_strs"]
+    )
 
 
-def _logprobs(body: Mapping[str, Any], kind: Kind) -> int | None:
-    """Completions say how many with `logprobs`; chats say whether, and how many in top_logprobs."""
-    if kind == "completion":
-        return _integer(body, "logprobs", 0, MAX_LOGPROBS)
-    top = _integer(body, "top_logprobs", 0, MAX_LOGPROBS)
-    if not _boolean(body, "logprobs"):
+def _chat_logprobs(read: Mapping[str, Any]) -> int | None:
+    """A chat says whether, and how many alternatives in top_logprobs."""
+    top: int | None = read["top_logprobs"]
+    if not read["logprobs"]:
         if top:
             raise BadRequest(str(top), field="top_logprobs", expected="logprobs true beside it")
         return None
     return top or 0
 
 
-def _top_k(body: Mapping[str, Any]) -> int:
-    """vLLM takes 0 and −1 as "all"."""
-    return max(0, _integer(body, "top_k", -1) or 0)
+def _content(value: Any, where: str) -> str:
+    """A message's text: a string, or OpenAI's list of text parts joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise BadRequest(show(value), field=where, expected="text")
+    pieces = []
+    for part in value:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise BadRequest(show(part), field=where, expected="parts of type text")
+        pieces.append(text)
+    return "".join(pieces)
 
 
-def _token_ids(value: object, field: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise BadRequest(_show(value), field=field, expected="a list of token ids")
-    return tuple(value)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a name that comes twice would have to be guessed about."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise BadRequest("it is given twice", field=twice[:80], expected="each field once")
+    return found
 
 
-def _text(body: Mapping[str, Any], field: str) -> str | None:
-    value = body.get(field)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(_show(value), field=field, expected="a string")
-    return value
-
-
-def _required_text(body: Mapping[str, Any], field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise BadRequest(_show(value), field=field, expected="a string")
-    return value
-
-
-def _boolean(
-    body: Mapping[str, Any], key: str, field: str | None = None, default: bool = False
-) -> bool:
-    value = body.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise BadRequest(_show(value), field=field or key, expected="true or false")
-    return value
-
-
-def _integer(body: Mapping[str, Any], field: str, low: int, high: int = 2**31 - 1) -> int | None:
-    value = body.get(field)
-    if value is None:
-        return None
-    if type(value) is not int or not low <= value <= high:
-        raise BadRequest(_show(value), field=field, expected=f"an integer from {low} to {high}")
-    return value
-
-
-def _number(body: Mapping[str, Any], field: str, default: float, low: float, high: float) -> float:
-    value = body.get(field)
-    if value is None:
-        return default
-    # NaN is in no range; a bool is not a number here.
-    if type(value) not in (int, float) or not low <= value <= high:
-        raise BadRequest(_show(value), field=field, expected=f"a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, int) else _show_int(value)
-    return text if len(text) <= 80 else text[:77] + "…"
-
-
-def _show_int(value: int) -> str:
-    # Python refuses to print integers of thousands of digits.
-    return json.dumps(value) if value.bit_length() < 256 else "a huge number"
+def _no_constant(name: str) -> None:
+    raise BadRequest(f"the body is not JSON ({name} is no number there)")

@@ -1,0 +1,169 @@
+"""Completions and chats: from a body to tickets of the engine, and from tokens to an answer.
+
+Holds the two generating routes, whole and streamed. What bodies mean is `protocol`, what answers
+look like `answers`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ullage.engine.tokenizer import Tokenizer
+from ullage.errors import UllageError
+from ullage.serving import answers
+from ullage.serving.fields import BadRequest
+from ullage.serving.http import read_body, unless_disconnected
+from ullage.serving.loop import EngineLoop, Ticket
+from ullage.serving.models import Models
+from ullage.serving.protocol import Ask, Kind, parse_ask, parse_body
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """The handlers, over one engine's loop."""
+
+    loop: EngineLoop
+    tokenizer: Tokenizer
+    models: Models
+    body_timeout_s: float
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, "completion")
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, "chat")
+
+    async def _answer(self, request: Request, kind: Kind) -> Response:
+        ask = parse_ask(parse_body(await read_body(request, self.body_timeout_s)), kind)
+        deadline_s = None
+        if ask.deadline_seconds is not None:
+            deadline_s = time.monotonic() + ask.deadline_seconds
+        lora = self.models.adapter(ask.model)
+        self._require_known(ask)
+        prompts = await run_in_threadpool(self._prompts, ask)
+        params = replace(ask.params, max_tokens=self._max_tokens(ask, prompts))
+        ticket = self.loop.submit(
+            prompts,
+            params,
+            "chatcmpl" if kind == "chat" else "cmpl",
+            lora,
+            priority=ask.priority,
+            deadline_s=deadline_s,
+        )
+        name = self.models.name if lora is None else lora.name
+        envelope = answers.Envelope(kind, ticket.id, name, int(time.time()))
+        choices = self._choices(ask, ticket)
+        if ask.stream:
+            events = self._events(ask, ticket, envelope, choices)
+            return _EventStream(self.loop, ticket, events)
+        try:
+            await unless_disconnected(request, self._collect(ticket, choices))
+        finally:
+            self.loop.close(ticket)
+        usage = self._usage(ticket, choices)
+        with_logprobs = ask.params.logprobs is not None
+        token_text = self.tokenizer.token_text
+        return JSONResponse(answers.whole(envelope, choices, usage, token_text, with_logprobs))
+
+    async def _collect(self, ticket: Ticket, choices: list[answers.Choice]) -> None:
+        async for index, output in self.loop.outputs(ticket):
+            choices[index].take(output)
+
+    async def _events(
+        self, ask: Ask, ticket: Ticket, envelope: answers.Envelope, choices: list[answers.Choice]
+    ) -> AsyncIterator[bytes]:
+        """The server-sent events of one answer. Headers are gone: a failure is an event too."""
+        token_text = self.tokenizer.token_text
+        for body in answers.first_chunks(envelope, choices, token_text):
+            yield answers.event(body)
+        try:
+            async for index, output in self.loop.outputs(ticket):
+                choice = choices[index]
+                body = answers.chunk(envelope, choice, output, token_text)
+                choice.take(output)
+                if ask.continuous_usage:
+                    body["usage"] = self._usage(ticket, choices)
+                yield answers.event(body)
+        except UllageError as failure:
+            status = getattr(failure, "status", 500)
+            yield answers.event(answers.error(str(failure), type(failure).__name__, status))
+        else:
+            if ask.include_usage:
+                yield answers.event(answers.usage_chunk(envelope, self._usage(ticket, choices)))
+        yield b"data: [DONE]\n\n"
+
+    def _choices(self, ask: Ask, ticket: Ticket) -> list[answers.Choice]:
+        choices: list[answers.Choice] = []
+        for prompt, ids in zip(ask.prompts or ("",), ticket.prompts, strict=True):
+            prefix = ""
+            if ask.echo:
+                prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids)
+            choices += [
+                answers.Choice(len(choices) + index, prefix) for index in range(ask.params.n)
+            ]
+        return choices
+
+    def _usage(self, ticket: Ticket, choices: Iterable[answers.Choice]) -> answers.Json:
+        num_generated = sum(choice.num_tokens for choice in choices)
+        return answers.usage(ticket.prompts, ticket.requests, num_generated)
+
+    def _prompts(self, ask: Ask) -> tuple[tuple[int, ...], ...]:
+        if ask.kind == "chat":
+            # The template writes the special tokens itself.
+            text = self.tokenizer.apply_chat_template(ask.messages)
+            return (tuple(self.tokenizer.encode(text, False)),)
+        return tuple(
+            prompt
+            if isinstance(prompt, tuple)
+            else tuple(self.tokenizer.encode(prompt, ask.add_special))
+            for prompt in ask.prompts
+        )
+
+    def _max_tokens(self, ask: Ask, prompts: Iterable[tuple[int, ...]]) -> int:
+        if ask.max_tokens is not None:
+            return ask.max_tokens
+        return max(1, self.loop.engine.max_model_len - max(map(len, prompts)))
+
+    def _require_known(self, ask: Ask) -> None:
+        """Raise BadRequest for what this engine's model or scheduler does not know."""
+        engine = self.loop.engine
+        for token, _ in ask.params.logit_bias:
+            if token >= engine.spec.vocab_size:
+                raise BadRequest(
+                    f"token {token}",
+                    field="logit_bias",
+                    expected=f"ids below {engine.spec.vocab_size}",
+                )
+        if ask.priority and getattr(engine.options, "scheduling_policy", "fcfs") != "priority":
+            raise BadRequest(
+                str(ask.priority),
+                field="priority",
+                expected="0 without --scheduling-policy priority",
+            )
+        if ask.echo and ask.params.logprobs is not None:
+            raise BadRequest(
+                str(ask.params.logprobs), field="logprobs", expected="none beside echo"
+            )
+
+
+class _EventStream(StreamingResponse):
+    """A stream that lets go of its request however it ends, begun or not."""
+
+    def __init__(self, loop: EngineLoop, ticket: Ticket, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self.headers["cache-control"] = "no-cache"
+        self._loop = loop
+        self._ticket = ticket
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._loop.close(self._ticket)

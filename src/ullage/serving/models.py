@@ -1,0 +1,135 @@
+"""What can be asked for by name: the model and its adapters; listing, loading, unloading, tokens.
+
+Holds the routes that say what the model is and none that generate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ullage.engine.engine import Engine
+from ullage.engine.lora import LoraAdapter
+from ullage.engine.tokenizer import Tokenizer
+from ullage.errors import BadInput
+from ullage.serving.fields import BadRequest, read_fields
+from ullage.serving.http import NotFound, read_body
+from ullage.serving.protocol import (
+    DETOKENIZE,
+    LOAD_LORA,
+    UNLOAD_LORA,
+    TokenizeAsk,
+    parse_body,
+    parse_tokenize,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The served model `name`, whose files are at `path`, and the adapters on it."""
+
+    engine: Engine
+    name: str
+    path: str
+    created: int
+    body_timeout_s: float
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def adapter(self, model: str | None) -> LoraAdapter | None:
+        """The adapter that `model` names, None for the model itself. Raises NotFound."""
+        if model is None or model == self.name:
+            return None
+        adapter = self.engine.loras.get(model)
+        if adapter is None:
+            raise NotFound(
+                f"there is no model {model[:80]!r} here",
+                field="model",
+                expected=" or ".join((self.name, *self.engine.loras)),
+            )
+        return adapter
+
+    async def list(self, _: Request) -> Response:
+        cards = [self._card(None), *map(self._card, self.engine.loras.values())]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def one(self, request: Request) -> Response:
+        adapter = self.adapter(request.path_params["model"])
+        return JSONResponse(self._card(adapter))
+
+    async def load_lora(self, request: Request) -> Response:
+        """Read an adapter and offer it as a model, while others run."""
+        ask = read_fields(LOAD_LORA, await self._body(request))
+        name = ask["lora_name"]
+        if name == self.name:
+            raise BadInput("the model itself has this name", field="lora_name")
+        async with self._loading:
+            await run_in_threadpool(
+                self.engine.load_lora, name, ask["lora_path"], allow_partial=ask["allow_partial"]
+            )
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload_lora(self, request: Request) -> Response:
+        """Stop offering an adapter; requests that run with it are finished."""
+        name = read_fields(UNLOAD_LORA, await self._body(request))["lora_name"]
+        if name not in self.engine.loras:
+            raise NotFound(f"The lora adapter '{name}' cannot be found.")
+        self.engine.unload_lora(name)
+        return Response(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    def _card(self, adapter: LoraAdapter | None) -> dict[str, Any]:
+        return {
+            "id": self.name if adapter is None else adapter.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "ullage",
+            "root": self.path if adapter is None else adapter.path,
+            "parent": None if adapter is None else self.name,
+            "max_model_len": self.engine.max_model_len,
+        }
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        return parse_body(await read_body(request, self.body_timeout_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Text to token ids and back, as vLLM serves them."""
+
+    models: Models
+    tokenizer: Tokenizer
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse_body(await read_body(request, self.models.body_timeout_s))
+        ask = parse_tokenize(body)
+        self.models.adapter(body.get("model"))
+        tokens = await run_in_threadpool(self._encode, ask)
+        answer: dict[str, Any] = {
+            "count": len(tokens),
+            "max_model_len": self.models.engine.max_model_len,
+            "tokens": tokens,
+        }
+        if ask.with_texts:
+            answer["token_strs"] = [self.tokenizer.fast.id_to_token(token) for token in tokens]
+        return JSONResponse(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = parse_body(await read_body(request, self.models.body_timeout_s))
+        ask = read_fields(DETOKENIZE, body)
+        self.models.adapter(ask["model"])
+        size = self.models.engine.spec.vocab_size
+        for token in ask["tokens"]:
+            if token >= size:
+                raise BadRequest(f"token {token}", field="tokens", expected=f"ids below {size}")
+        text = await run_in_threadpool(self.tokenizer.decode, ask["tokens"], False)
+        return JSONResponse({"prompt": text})
+
+    def _encode(self, ask: TokenizeAsk) -> list[int]:
+        text = ask.text
+        if text is None:
+            text = self.tokenizer.apply_chat_template(ask.messages, ask.add_generation_prompt)
+        return self.tokenizer.encode(text, ask.add_special)
