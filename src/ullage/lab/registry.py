@@ -75,4 +75,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "weight_quant",
         needs_weights=True,
     ),
+    "encoder-decoder": Experiment(
+        "Why an encoder needs no KV cache",
+        "What does the cache save a decoder, and why has an encoder nothing to put there?",
+        "encoder_decoder",
+    ),
 }

@@ -50,6 +50,69 @@ def write_synthetic(directory: Path, *, quick: bool = False) -> Path:
     return place
 
 
+def write_encoder(
+    directory: Path,
+    *,
+    num_layers: int,
+    hidden_size: int,
+    intermediate_size: int,
+    num_heads: int,
+    max_tokens: int,
+) -> Path:
+    """A BERT of that shape with random weights, in `directory`/random-bert, without a tokenizer."""
+    place = directory / "random-bert"
+    place.mkdir(parents=True)
+    config = {
+        "architectures": ["BertModel"],
+        "model_type": "bert",
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "vocab_size": 1024,
+        "max_position_embeddings": max_tokens,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "torch_dtype": "float32",
+    }
+    (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(_encoder_weights(config), place / "model.safetensors")
+    return place
+
+
+def _encoder_weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(SEED)
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    tensors: dict[str, torch.Tensor] = {}
+
+    def dense(name: str, rows: int, columns: int) -> None:
+        tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=draw) / math.sqrt(columns)
+        tensors[f"{name}.bias"] = torch.zeros(rows)
+
+    def norm(name: str) -> None:
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = torch.ones(hidden), torch.zeros(hidden)
+
+    for name, rows in (
+        ("word_embeddings", config["vocab_size"]),
+        ("position_embeddings", config["max_position_embeddings"]),
+        ("token_type_embeddings", config["type_vocab_size"]),
+    ):
+        tensors[f"embeddings.{name}.weight"] = torch.randn(rows, hidden, generator=draw)
+    norm("embeddings.LayerNorm")
+    for index in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{index}."
+        for part in ("query", "key", "value"):
+            dense(f"{layer}attention.self.{part}", hidden, hidden)
+        dense(f"{layer}attention.output.dense", hidden, hidden)
+        norm(f"{layer}attention.output.LayerNorm")
+        dense(f"{layer}intermediate.dense", mlp, hidden)
+        dense(f"{layer}output.dense", hidden, mlp)
+        norm(f"{layer}output.LayerNorm")
+    dense("pooler.dense", hidden, hidden)
+    return tensors
+
+
 def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(SEED)
     hidden, mlp, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]

@@ -21,6 +21,8 @@ def shown(value: float | int | str | None, unit: str) -> str:
             return f"{value:.4f}"
         case "times":
             return f"{words.significant(value)}×"
+        case "change" if value == 0:
+            return "0%"
         case "change":
             return f"{'+' if value >= 0 else words.MINUS}{words.significant(abs(value) * 100)}%"
         case "ms":

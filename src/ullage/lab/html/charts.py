@@ -146,7 +146,7 @@ def _legend(names: Sequence[str], width: float) -> list[tuple[int, float]]:
     places: list[tuple[int, float]] = []
     line, x = 0, 0.0
     for name in names:
-        wide = svg.text_width(name) * 0.9 + 30
+        wide = svg.text_width(name) + 32
         if x > 0 and x + wide > width:
             line, x = line + 1, 0.0
         places.append((line, x))
@@ -169,13 +169,23 @@ def _legend_entry(line: int, x: float, name: str, index: int) -> str:
 
 
 def _named_ends(series: Sequence[Series], frame: Frame) -> list[str]:
-    """Each line's name right of its last point, moved apart where they would touch."""
+    """Each line's name right of its last point, moved apart where they would touch; at a line
+    that ends early, beside its end."""
     ends = [frame.at(*one.points[-1]) for one in series]
-    heights = svg.spread([y + 4 for _, y in ends], 15.0, frame.y.end + 4, frame.y.start + 4)
-    return [
-        svg.text(frame.x.end + 10, y, one.name, kind=f"label c{index % NUM_COLOURS}")
-        for index, (one, y) in enumerate(zip(series, heights, strict=True))
-    ]
+    late = [index for index, (x, _) in enumerate(ends) if x > frame.x.end - 80]
+    heights = svg.spread(
+        [ends[index][1] + 4 for index in late], 15.0, frame.y.end + 4, frame.y.start + 4
+    )
+    placed = dict(zip(late, heights, strict=True))
+    out: list[str] = []
+    for index, one in enumerate(series):
+        kind = f"label c{index % NUM_COLOURS}"
+        x, y = ends[index]
+        if index in placed:
+            out.append(svg.text(frame.x.end + 10, placed[index], one.name, kind=kind))
+        else:
+            out.append(svg.text(x + 8, min(y + 16, frame.y.start - 6), one.name, kind=kind))
+    return out
 
 
 def _marks(plot: Lines, frame: Frame) -> list[str]:

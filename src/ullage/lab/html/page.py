@@ -94,7 +94,7 @@ def _sources(one: Table) -> str:
             by_source.setdefault(column.source, []).append(column.name)
     if len(by_source) == 1:
         return f"All figures: {next(iter(by_source))}."
-    return ". ".join(f"{', '.join(names)}: {source}" for source, names in by_source.items())
+    return " · ".join(f"{', '.join(names)}: {source}" for source, names in by_source.items())
 
 
 def _footer(document: Document) -> str:
