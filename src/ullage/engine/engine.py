@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ullage.engine.layout import kv_layout
 from ullage.engine.linear import LINEARS
 from ullage.engine.lora import LoraAdapter, LoraRefused, read_lora
 from ullage.engine.model import Decoder, kv_shapes, windows
-from ullage.engine.options import EngineOptions, kv_blocks
+from ullage.engine.options import EngineOptions, kv_blocks, scheduler_limits
 from ullage.engine.prefix import salt_of
 from ullage.engine.reports import (
     CancelReport,
@@ -36,8 +35,9 @@ from ullage.engine.reports import (
     oldest,
 )
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
-from ullage.engine.sampler import Choice, TokenLogprobs, choose
-from ullage.engine.scheduler import Limits, Plan, Scheduler, Work
+from ullage.engine.sampler import Choice, choose
+from ullage.engine.scheduler import Plan, Scheduler, Work
+from ullage.engine.steps import Output, StepReport, advance
 from ullage.engine.support import require_supported
 from ullage.engine.tables import Tables
 from ullage.engine.tokenizer import TextStream, Tokenizer
@@ -45,45 +45,11 @@ from ullage.engine.tokenizer_loading import load_tokenizer
 from ullage.engine.weights import Weights
 from ullage.errors import BadInput
 
+__all__ = ["Engine", "Output", "RequestRefused", "StepReport"]
+
 
 class RequestRefused(BadInput):
     """A request that this engine can never serve: too long, or without a prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one step gave one request: at most one token, and the text that became certain.
-
-    `since_previous_s` is the time since the request's token before, None for its first.
-    """
-
-    request: Request
-    token_id: int | None
-    text: str
-    finished: bool
-    since_previous_s: float | None = None
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """One step as it happened; times in `time.monotonic()` seconds.
-
-    The plan was made by `scheduled_s`, the logits by `forwarded_s`, the tokens chosen by `ended_s`.
-    `num_recomputed` tokens had been computed before and lost. `waits_s` are seconds that requests
-    waited since the step before, added up by scheduler.WAIT_CAUSES. `num_freed` blocks have become
-    free since then, by ends, preemptions, cancels and windows.
-    """
-
-    plan: Plan
-    outputs: tuple[Output, ...]
-    started_s: float
-    scheduled_s: float
-    forwarded_s: float
-    ended_s: float
-    num_recomputed: int = 0
-    waits_s: Mapping[str, float] = field(default_factory=dict)
-    num_freed: int = 0
 
 
 @dataclass(slots=True)
@@ -121,7 +87,7 @@ class Engine:
             options.max_num_batched_tokens,
             caching=options.enable_prefix_caching,
         )
-        self.scheduler = Scheduler(self.tables, _limits(options))
+        self.scheduler = Scheduler(self.tables, scheduler_limits(options))
         self._decoder = decoder
         self._attention = ATTENTION_PATHS[options.attention](self.kv)
         self.loras: dict[str, LoraAdapter] = {}
@@ -280,6 +246,7 @@ class Engine:
         plan = self.scheduler.schedule()
         scheduled_s = forwarded_s = time.monotonic()
         outputs: list[Output] = list(expired)
+        chosen: list[tuple[Request, Choice]] = []
         num_recomputed = 0
         if plan.work:
             batch = build_batch(plan, self.pool.block_size)
@@ -287,10 +254,11 @@ class Engine:
                 self.kv.copy(*map(list, zip(*plan.copies, strict=True)))
             logits_BV = self._decoder.forward(batch, self.kv, self._attention)
             forwarded_s = time.monotonic()
-            num_recomputed = sum(_advance(work, started_s) for work in plan.work)
+            num_recomputed = sum(advance(work, started_s) for work in plan.work)
             outputs += self._prove(batch, logits_BV)
-            outputs += self._sample(batch, logits_BV)
+            chosen = self._choose(batch, logits_BV)
         ended_s = time.monotonic()
+        outputs += [self._postprocess(request, choice, ended_s) for request, choice in chosen]
         if self._checks:
             self.scheduler.check()
         self._history.record(ended_s, self.pool.num_used)
@@ -322,7 +290,7 @@ class Engine:
             outputs += [self._fail(one) for one in (*request.followers, request)]
         return outputs
 
-    def _sample(self, batch: Batch, logits_BV: torch.Tensor) -> list[Output]:
+    def _choose(self, batch: Batch, logits_BV: torch.Tensor) -> list[tuple[Request, Choice]]:
         """The next token of everybody whose newest one was computed, and of their followers."""
         rows: list[int] = []
         sampled: list[Request] = []
@@ -338,11 +306,7 @@ class Engine:
         wanted = logits_BV[: len(rows)] if len(rows) == len(batch.sampled) else logits_BV[rows]
         streams = [self._live[request.id].random for request in sampled]
         choices = choose(wanted, sampled, streams, self._eos_ids)
-        now_s = time.monotonic()
-        return [
-            self._postprocess(request, choice, now_s)
-            for request, choice in zip(sampled, choices, strict=True)
-        ]
+        return list(zip(sampled, choices, strict=True))
 
     def prompt_logits(
         self, prompt_ids: tuple[int, ...], lora: LoraAdapter | None = None
@@ -460,31 +424,6 @@ class Engine:
         self._pace.ended(now_s)
         request.finish_reason = reason
         request.finished_s = now_s
-
-
-def _advance(work: Work, now_s: float) -> int:
-    """Take in that `work` was computed; how much of it had been before."""
-    request, end = work.request, work.start + work.count
-    if request.first_scheduled_s is None:
-        request.first_scheduled_s = now_s
-    request.num_computed = end
-    again = max(min(end, request.most_computed) - work.start, 0)
-    request.most_computed = max(end, request.most_computed)
-    return again
-
-
-def _limits(options: EngineOptions) -> Limits:
-    threshold = options.long_prefill_token_threshold
-    if threshold is None:
-        threshold = max(options.max_num_batched_tokens // 4, 1)
-    return Limits(
-        options.max_num_seqs,
-        options.max_num_batched_tokens,
-        threshold,
-        options.max_long_partial_prefills,
-        by_priority=options.scheduling_policy == "priority",
-        static=options.scheduling == "static",
-    )
 
 
 def _outside(prompt_ids: tuple[int, ...], vocab_size: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ullage.engine.kv_formats import KV_FORMATS, KVFormat, KVShape
 from ullage.engine.layout import kv_layout
+from ullage.engine.scheduler import Limits
 from ullage.engine.tables import blocks_of_group
 from ullage.errors import BadUsage
 
@@ -147,6 +148,21 @@ def kv_blocks(
             ),
         )
     return num_blocks
+
+
+def scheduler_limits(options: EngineOptions) -> Limits:
+    """What the scheduler is told of the options."""
+    threshold = options.long_prefill_token_threshold
+    if threshold is None:
+        threshold = max(options.max_num_batched_tokens // 4, 1)
+    return Limits(
+        options.max_num_seqs,
+        options.max_num_batched_tokens,
+        threshold,
+        options.max_long_partial_prefills,
+        by_priority=options.scheduling_policy == "priority",
+        static=options.scheduling == "static",
+    )
 
 
 def _flag(name: str) -> str:
