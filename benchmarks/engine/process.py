@@ -39,7 +39,7 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**_inherited(), **(environment or {})},
         )
         try:
             self.about: dict[str, Any] = self._answer()
@@ -90,3 +90,8 @@ class PeerProcess:
         self._log.flush()
         self._log.seek(0)
         return self._log.read()[-2000:]
+
+
+def _inherited() -> dict[str, str]:
+    """This process's environment without what importing ullage.engine put into it."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
