@@ -12,15 +12,17 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from ullage.engine.kernels.attention import EXTRA, attend_decode
+from ullage.engine.kernels.attention import attend_decode, attend_range, merge_ranges
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import quantize, rms_norm, rotate, silu_times
 from ullage.engine.kernels.llvm import as_pointer
 from ullage.engine.kernels.matmul import KIND_INT8, MOST_ROWS, rows_at_once, tile, tile_outputs
+from ullage.engine.kernels.storing import store
 from ullage.engine.kernels.team import enter, finish, leave, take, wait
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
+Patterns = npt.NDArray[np.uint16]
 
 # Columns of the table of layers, int64 [layers, COLUMNS]. Four are told of each matrix: its kind,
 # and the addresses of weights, scales and bias (0: none). Addresses of norms and tables as well.
@@ -29,11 +31,15 @@ MIXER_NORM, MLP_NORM, Q_NORM, K_NORM, COS, SIN, ROTARY_DIM = 16, 17, 18, 19, 20,
 KEYS, VALUES, KEY_SCALES, VALUE_SCALES, GROUP, WINDOW = 23, 24, 25, 26, 27, 28
 COLUMNS = 29
 # Columns of the sizes, int64 [SIZES].
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, NUM_BLOCKS, BLOCK_SIZE, WIDEST = range(9)
-SIZES = 9
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCAB, NUM_BLOCKS, BLOCK_SIZE, KV_WIDTH = range(8)
+SIZES = 8
 # Columns of the rules, float32 [layers, 2].
 SCALE, SOFT_CAP = 0, 1
-PHASES_PER_LAYER = 10
+PHASES_PER_LAYER = 11
+# A few sequences' contexts are cut, so that there is work for all threads: into so many pieces in
+# all, none shorter than this.
+ENOUGH_PIECES = 8
+_SHORTEST_RANGE = 64
 
 
 def num_phases(layers: int) -> int:
@@ -165,7 +171,8 @@ multiply, multiply_gated = compiled(_multiply), compiled(_multiply_gated)
 
 def _place_heads(
     counters: Ints, phase: int, layer: Ints, sizes: Ints, eps: np.float32, qkv_TO: Floats,
-    positions_T: Ints, slots_T: Ints, keys: Any, values: Any,
+    positions_T: Ints, slots_T: Ints, keys: Any, key_scales: Patterns, values: Any,
+    value_scales: Patterns,
 ) -> None:  # fmt: skip
     """Q and K normed and turned in place; K and V into the cache."""
     heads, kv_heads, head_dim = sizes[HEADS], sizes[KV_HEADS], sizes[HEAD_DIM]
@@ -184,24 +191,25 @@ def _place_heads(
                 rms_norm(x_D, q_norm_D if head < heads else k_norm_D, eps, x_D)
             rotate(x_D, cos_R, sin_R)
         block, offset = slots_T[row] // block_size, slots_T[row] % block_size
-        k_first = heads * head_dim
         for head in range(kv_heads):
-            k = k_first + head * head_dim
+            k = (heads + head) * head_dim
             v = k + kv_heads * head_dim
-            for i in range(head_dim):
-                keys[block, offset, head, i] = qkv_TO[row, k + i]
-                values[block, offset, head, i] = qkv_TO[row, v + i]
+            store(qkv_TO[row, k : k + head_dim], keys, key_scales, block, offset, head)
+            store(qkv_TO[row, v : v + head_dim], values, value_scales, block, offset, head)
         finish(counters, phase)
     wait(counters, phase, rows)
 
 
-def _attend(
+def _attend_whole(
     counters: Ints, phase: int, layer: Ints, sizes: Ints, rule_2: Floats, slopes_H: Floats,
-    qkv_TO: Floats, mixed_TO: Floats, keys: Any, key_scales: npt.NDArray[np.uint16], values: Any,
-    value_scales: npt.NDArray[np.uint16], tables_TW: npt.NDArray[np.int32], positions_T: Ints,
-    states_1GX: Floats,
+    qkv_TO: Floats, mixed_TO: Floats, keys: Any, key_scales: Patterns, values: Any,
+    value_scales: Patterns, tables_TW: npt.NDArray[np.int32], positions_T: Ints,
+    states_NGX: Floats,
 ) -> None:  # fmt: skip
-    """Every row over what it sees of its sequence; one piece is the heads of one KV head."""
+    """Every row over what it sees of its sequence; one piece is the heads of one KV head.
+
+    states is this thread's own room, [1, …].
+    """
     rows, kv_heads = qkv_TO.shape[0], sizes[KV_HEADS]
     pieces, group, window = rows * kv_heads, sizes[HEADS] // kv_heads, layer[WINDOW]
     while True:
@@ -213,21 +221,77 @@ def _attend(
         start = max(0, context - window) if window > 0 else 0
         attend_decode(
             qkv_TO[row], mixed_TO[row], head, group, keys, key_scales, values, value_scales,
-            tables_TW[row], start, context, rule_2[SCALE], rule_2[SOFT_CAP], slopes_H, states_1GX,
+            tables_TW[row], start, context, rule_2[SCALE], rule_2[SOFT_CAP], slopes_H, states_NGX,
         )  # fmt: skip
         finish(counters, phase)
     wait(counters, phase, pieces)
 
 
-place_heads, attend = compiled(_place_heads), compiled(_attend)
+def _attend_ranges(
+    counters: Ints, phase: int, layer: Ints, sizes: Ints, rule_2: Floats, slopes_H: Floats,
+    qkv_TO: Floats, mixed_TO: Floats, keys: Any, key_scales: Patterns, values: Any,
+    value_scales: Patterns, tables_TW: npt.NDArray[np.int32], positions_T: Ints,
+    states_NGX: Floats, ranges: int,
+) -> None:  # fmt: skip
+    """As `attend_whole`, a piece being one of `ranges` parts of what a row sees. Two phases.
+
+    states [≥ rows × KV heads × ranges, …] is shared by all threads.
+    """
+    rows, kv_heads = qkv_TO.shape[0], sizes[KV_HEADS]
+    pieces, group, window = rows * kv_heads, sizes[HEADS] // kv_heads, layer[WINDOW]
+    while True:
+        piece = take(counters, phase)
+        if piece >= pieces * ranges:
+            break
+        row, head, part = piece // ranges // kv_heads, piece // ranges % kv_heads, piece % ranges
+        context = positions_T[row] + 1
+        start = max(0, context - window) if window > 0 else 0
+        first = start + (context - start) * part // ranges
+        last = start + (context - start) * (part + 1) // ranges
+        attend_range(
+            qkv_TO[row], head, group, keys, key_scales, values, value_scales, tables_TW[row],
+            first, last, context - 1, rule_2[SCALE], rule_2[SOFT_CAP], slopes_H, states_NGX[piece],
+        )  # fmt: skip
+        finish(counters, phase)
+    wait(counters, phase, pieces * ranges)
+    while True:
+        piece = take(counters, phase + 1)
+        if piece >= pieces:
+            break
+        row, head = piece // kv_heads, piece % kv_heads
+        merge_ranges(states_NGX[piece * ranges : (piece + 1) * ranges], head, mixed_TO[row])
+        finish(counters, phase + 1)
+    wait(counters, phase + 1, pieces)
+
+
+def _num_ranges(pieces: int, positions_T: Ints) -> int:
+    """Into how many parts each row's context is cut."""
+    longest = 0
+    for row in range(positions_T.shape[0]):
+        longest = max(longest, positions_T[row] + 1)
+    return max(1, min((ENOUGH_PIECES + pieces - 1) // pieces, longest // _SHORTEST_RANGE))
+
+
+place_heads, num_ranges = compiled(_place_heads), compiled(_num_ranges)
+attend_whole, attend_ranges = compiled(_attend_whole), compiled(_attend_ranges)
+
+
+def _patterns_at(address: int, shape: tuple[int, int, int]) -> Patterns:
+    """Scales of a cache; none where the address is 0."""
+    if address == 0:
+        shape = (0, 0, 0)
+    return numba.carray(as_pointer(address), shape, np.uint16)  # type: ignore[no-any-return]
+
+
+patterns_at = compiled(_patterns_at)
 
 
 def _step(
     counters: Ints, epoch: int, layers: Ints, head_4: Ints, final_norm: int, sizes: Ints,
-    rules: Floats, eps: np.float32, storage: Any, positions_T: Ints, slots_GT: Ints,
-    tables_GTW: npt.NDArray[np.int32], sampled_S: Ints, x_TE: Floats, normed_TE: Floats,
-    whole_N: npt.NDArray[np.int16], scales_T: Floats, qkv_TO: Floats, mixed_TO: Floats,
-    hidden_TF: Floats, logits_SV: Floats,
+    rules: Floats, slopes_H: Floats, eps: np.float32, storage: Any, positions_T: Ints,
+    slots_GT: Ints, tables_GTW: npt.NDArray[np.int32], sampled_S: Ints, x_TE: Floats,
+    normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_T: Floats, qkv_TO: Floats,
+    mixed_TO: Floats, hidden_TF: Floats, states_NGX: Floats, logits_SV: Floats,
 ) -> None:  # fmt: skip
     """Logits of the rows sampled_S; x holds the embeddings, and is used up.
 
@@ -236,60 +300,62 @@ def _step(
     """
     if not enter(counters, epoch):
         return
-    rows = x_TE.shape[0]
-    all_T = np.arange(rows)
+    all_T = np.arange(x_TE.shape[0])
     scratch_RN = np.empty((MOST_ROWS, 64), np.float32)
     gate_RN = np.empty((MOST_ROWS, 64), np.float32)
-    group = sizes[HEADS] // sizes[KV_HEADS]
-    states_1GX = np.empty((1, group, sizes[HEAD_DIM] + EXTRA), np.float32)
-    slopes_H, no_scales = np.empty(0, np.float32), np.empty((0, 1, 1), np.uint16)
-    hidden, kv_heads, head_dim = sizes[HIDDEN], sizes[KV_HEADS], sizes[HEAD_DIM]
-    cache_shape = (sizes[NUM_BLOCKS], sizes[BLOCK_SIZE], kv_heads, head_dim)
-    qkv_size = (sizes[HEADS] + 2 * kv_heads) * head_dim
-    phase = 0
+    own_1GX = np.empty((1, states_NGX.shape[1], states_NGX.shape[2]), np.float32)
+    hidden, kv_heads = sizes[HIDDEN], sizes[KV_HEADS]
+    scales_shape = (sizes[NUM_BLOCKS], sizes[BLOCK_SIZE], kv_heads)
+    cache_shape = (sizes[NUM_BLOCKS], sizes[BLOCK_SIZE], kv_heads, sizes[KV_WIDTH])
+    ranges = num_ranges(x_TE.shape[0] * kv_heads, positions_T)
     for index in range(layers.shape[0]):
-        layer = layers[index]
+        layer, rule_2 = layers[index], rules[index]
         phase = index * PHASES_PER_LAYER
         keys = numba.carray(as_pointer(layer[KEYS]), cache_shape, storage.dtype)
         values = numba.carray(as_pointer(layer[VALUES]), cache_shape, storage.dtype)
+        key_scales = patterns_at(layer[KEY_SCALES], scales_shape)
+        value_scales = patterns_at(layer[VALUE_SCALES], scales_shape)
+        tables_TW = tables_GTW[layer[GROUP]]
         norm_E = floats_at(layer[MIXER_NORM], hidden)
         normalise(
             counters, phase, x_TE, all_T, norm_E, eps, layer[QKV], normed_TE, whole_N, scales_T
         )
-        matrix_4 = layer[QKV : QKV + 4]
         multiply(
-            counters, phase + 1, matrix_4, qkv_size, normed_TE, whole_N, scales_T, False, qkv_TO,
-            scratch_RN,
+            counters, phase + 1, layer[QKV : QKV + 4], qkv_TO.shape[1], normed_TE, whole_N,
+            scales_T, False, qkv_TO, scratch_RN,
         )  # fmt: skip
         place_heads(
             counters, phase + 2, layer, sizes, eps, qkv_TO, positions_T, slots_GT[layer[GROUP]],
-            keys, values,
+            keys, key_scales, values, value_scales,
         )  # fmt: skip
-        attend(
-            counters, phase + 3, layer, sizes, rules[index], slopes_H, qkv_TO, mixed_TO, keys,
-            no_scales, values, no_scales, tables_GTW[layer[GROUP]], positions_T, states_1GX,
-        )  # fmt: skip
-        quantize_rows(counters, phase + 4, layer[OUTPUT], mixed_TO, whole_N, scales_T)
-        matrix_4 = layer[OUTPUT : OUTPUT + 4]
+        if ranges == 1:
+            attend_whole(
+                counters, phase + 3, layer, sizes, rule_2, slopes_H, qkv_TO, mixed_TO, keys,
+                key_scales, values, value_scales, tables_TW, positions_T, own_1GX,
+            )  # fmt: skip
+        else:
+            attend_ranges(
+                counters, phase + 3, layer, sizes, rule_2, slopes_H, qkv_TO, mixed_TO, keys,
+                key_scales, values, value_scales, tables_TW, positions_T, states_NGX, ranges,
+            )  # fmt: skip
+        quantize_rows(counters, phase + 5, layer[OUTPUT], mixed_TO, whole_N, scales_T)
         multiply(
-            counters, phase + 5, matrix_4, hidden, mixed_TO, whole_N, scales_T, True, x_TE,
-            scratch_RN,
+            counters, phase + 6, layer[OUTPUT : OUTPUT + 4], hidden, mixed_TO, whole_N, scales_T,
+            True, x_TE, scratch_RN,
         )  # fmt: skip
         norm_E = floats_at(layer[MLP_NORM], hidden)
         normalise(
-            counters, phase + 6, x_TE, all_T, norm_E, eps, layer[GATE_UP], normed_TE, whole_N,
+            counters, phase + 7, x_TE, all_T, norm_E, eps, layer[GATE_UP], normed_TE, whole_N,
             scales_T,
         )  # fmt: skip
-        matrix_4 = layer[GATE_UP : GATE_UP + 4]
         multiply_gated(
-            counters, phase + 7, matrix_4, normed_TE, whole_N, scales_T, hidden_TF, scratch_RN,
-            gate_RN,
+            counters, phase + 8, layer[GATE_UP : GATE_UP + 4], normed_TE, whole_N, scales_T,
+            hidden_TF, scratch_RN, gate_RN,
         )  # fmt: skip
-        quantize_rows(counters, phase + 8, layer[DOWN], hidden_TF, whole_N, scales_T)
-        matrix_4 = layer[DOWN : DOWN + 4]
+        quantize_rows(counters, phase + 9, layer[DOWN], hidden_TF, whole_N, scales_T)
         multiply(
-            counters, phase + 9, matrix_4, hidden, hidden_TF, whole_N, scales_T, True, x_TE,
-            scratch_RN,
+            counters, phase + 10, layer[DOWN : DOWN + 4], hidden, hidden_TF, whole_N, scales_T,
+            True, x_TE, scratch_RN,
         )  # fmt: skip
     phase = layers.shape[0] * PHASES_PER_LAYER
     normalise(
