@@ -41,7 +41,7 @@ def test_the_real_minilm_gives_the_mean_of_its_states_at_length_one() -> None:
         "The barrel is nearly full.",
         "Der Zug nach Wien fährt heute nicht.",
     ]
-    ids = [embedder.encode(text) for text in texts]
+    ids = [embedder.tokens(text) for text in texts]
     assert all(text[0] == 101 and text[-1] == 102 for text in ids)  # [CLS] … [SEP]
     found = embedder.embed(ids)
     for text, embedding in zip(ids, found, strict=True):
@@ -55,7 +55,7 @@ def test_texts_that_differ_in_length_do_not_touch_each_other() -> None:
     """Alone, together, in another order, beside long ones: the same embedding."""
     embedder = Embedder.load(require_minilm())
     text = "the free space above the wine in a cask that is not quite full"
-    ids = [embedder.encode(text[:length]) for length in (3, 62, 14, 14, 40)]
+    ids = [embedder.tokens(text[:length]) for length in (3, 62, 14, 14, 40)]
     together = embedder.embed(ids)
     for order in ([4, 3, 2, 1, 0], [2], [0, 1]):
         found = embedder.embed([ids[index] for index in order])
@@ -110,8 +110,8 @@ def test_lengths_and_case_come_from_the_side_file(bert: Path, tmp_path: Path) ->
     side.write_text(json.dumps({"max_seq_length": 50, "do_lower_case": True}))
     embedder = Embedder.load(tmp_path)
     assert embedder.max_model_len == 50
-    assert embedder.encode("W7 w8") == (2, 11, 12, 3)
-    assert Embedder.load(bert).encode("W7 w8") == (2, 1, 12, 3)
+    assert embedder.tokens("W7 w8") == (2, 11, 12, 3)
+    assert Embedder.load(bert).tokens("W7 w8") == (2, 1, 12, 3)
     assert Embedder.load(bert).max_model_len == 130
     side.write_text(json.dumps({"max_seq_length": None, "do_lower_case": False}))
     assert Embedder.load(tmp_path).max_model_len == 130
@@ -193,3 +193,59 @@ def test_texts_that_cannot_be_embedded_are_refused_whole(bert: Path) -> None:
 def test_a_decoder_is_not_taken_for_an_encoder(family_dir: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedModel, match="kind"):
         Embedder.load(family_dir("llama"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "keep_end", "expected"),
+    [
+        (None, False, (2, 5, 6, 7, 8, 3)),
+        (6, False, (2, 5, 6, 7, 8, 3)),
+        (5, False, (2, 5, 6, 7, 3)),
+        (5, True, (2, 6, 7, 8, 3)),
+        (2, False, (2, 3)),
+    ],
+)
+def test_a_cut_keeps_the_tokens_around_a_text(
+    limit: int | None, keep_end: bool, expected: tuple[int, ...], bert: Path
+) -> None:
+    embedder = Embedder.load(bert)
+    text = "w1 w2 w3 w4"
+    assert embedder.tokens(text, limit=limit, keep_end=keep_end) == expected
+    bare = embedder.tokens(text, limit=3, keep_end=keep_end, add_special=False)
+    assert bare == ((6, 7, 8) if keep_end else (5, 6, 7))
+    given = embedder.tokens([9, 8, 7, 6], limit=3, keep_end=keep_end)
+    assert given == ((8, 7, 6) if keep_end else (9, 8, 7))
+    assert embedder.tokens([9, 8], limit=3, keep_end=keep_end) == (9, 8)
+
+
+def test_a_limit_without_room_is_refused(bert: Path) -> None:
+    with pytest.raises(TextRefused, match="truncate_prompt_tokens"):
+        Embedder.load(bert).tokens("w1", limit=1)
+
+
+def _nested(bert: Path, directory: Path, **keys: object) -> Embedder:
+    for file in bert.rglob("*.*"):
+        if file.is_file():
+            (directory / file.relative_to(bert)).parent.mkdir(exist_ok=True, parents=True)
+            (directory / file.relative_to(bert)).write_bytes(file.read_bytes())
+    config = json.loads((bert / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **keys}))
+    return Embedder.load(directory)
+
+
+def test_only_models_made_for_it_are_shortened(bert: Path, tmp_path: Path) -> None:
+    plain = Embedder.load(bert)
+    assert plain.dimensions(None) == plain.dimensions(64) == 64
+    with pytest.raises(TextRefused, match="dimensions"):
+        plain.dimensions(32)
+    listed = _nested(bert, tmp_path / "listed", matryoshka_dimensions=[16, 32])
+    assert [listed.dimensions(size) for size in (16, 32, 64)] == [16, 32, 64]
+    with pytest.raises(TextRefused, match="16 or 32"):
+        listed.dimensions(17)
+    free = _nested(bert, tmp_path / "free", is_matryoshka=True)
+    assert free.dimensions(17) == 17
+    with pytest.raises(TextRefused, match="up to 64"):
+        free.dimensions(65)
+    vectors = free.embed([[5, 6], [7]])
+    for vector, whole in zip(free.shortened(vectors, 16).tolist(), vectors.tolist(), strict=True):
+        assert vector == pytest.approx(_unit(whole[:16]), abs=1e-6)

@@ -6,12 +6,14 @@ Parses flags with vLLM's names; torch and the server are imported when the flags
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
+    from ullage.engine.embedder import Embedder
     from ullage.engine.engine import Engine
 
 # Engine flags without a default here take EngineOptions' own.
@@ -92,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", help="write a Chrome trace of every step to FILE"
     )
+    parser.add_argument(
+        "--pooler-config",
+        metavar="JSON",
+        help="how an encoder's states become embeddings, where no modules.json says it: "
+        '{"pooling_type": "MEAN" or "CLS" or "LAST", "use_activation": true}',
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         enable_control_routes=args.enable_control_routes,
         shutdown_timeout_s=args.shutdown_timeout,
         trace=args.trace,
+        pooler_config=_pooler_config(args.pooler_config),
     )
     run_server(args.model, EngineOptions(**_given(args, EngineOptions)), serve, _announce)
     return 0
@@ -151,8 +160,23 @@ def _lora_modules(pairs: list[str]) -> dict[str, str]:
     return modules
 
 
-def _announce(url: str, engine: Engine) -> None:
-    tokens = engine.pool.num_tokens
-    print(
-        f"ready on {url}: {tokens:,} tokens of KV in {engine.pool.num_blocks:,} blocks", flush=True
-    )
+def _pooler_config(text: str | None) -> dict[str, object] | None:
+    """The object that the flag holds. Raises BadUsage."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise BadUsage(text[:80], field="--pooler-config", expected="a JSON object")
+    return found
+
+
+def _announce(url: str, served: Engine | Embedder) -> None:
+    pool = getattr(served, "pool", None)
+    if pool is None:
+        said = f"embeddings of texts of up to {served.max_model_len:,} tokens"
+    else:
+        said = f"{pool.num_tokens:,} tokens of KV in {pool.num_blocks:,} blocks"
+    print(f"ready on {url}: {said}", flush=True)

@@ -7,10 +7,11 @@ and metrics are `serving`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from ullage.anatomy import Model, load
 from ullage.anatomy.spec import ModelSpec
@@ -26,10 +27,18 @@ from ullage.errors import BadInput, BadUsage
 
 # The options that an encoder obeys. The others speak of caches, adapters and decoding.
 _OBEYED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization")
+_FINE = {"dtype": ("auto", "float32")}
 
 
 class TextRefused(BadInput):
     """A text that this model can never embed: empty, too long, or not of its vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matryoshka:
+    """A model whose leading numbers are embeddings by themselves; `sizes` empty: at any length."""
+
+    sizes: tuple[int, ...]
 
 
 class Embedder:
@@ -42,13 +51,16 @@ class Embedder:
         pooling: Pooling,
         options: EngineOptions,
         max_model_len: int,
+        matryoshka: Matryoshka | None = None,
     ) -> None:
+        """`matryoshka` None: embeddings of this model mean nothing when shortened."""
         self.spec: ModelSpec = encoder.spec
         self.tokenizer = tokenizer
         self.pooling = pooling
         self.options = options
         self.max_model_len = max_model_len
         self._encoder = encoder
+        self._matryoshka = matryoshka
 
     @classmethod
     def load(
@@ -81,7 +93,8 @@ class Embedder:
         max_model_len = _max_model_len(spec, pooling, options)
         tokenizer = load_tokenizer(found)
         encoder = Encoder(spec, EncoderWeights(found), LINEARS[options.quantization])
-        return cls(encoder, tokenizer, pooling, options, max_model_len)
+        nested = _matryoshka(found.files.config or {})
+        return cls(encoder, tokenizer, pooling, options, max_model_len, nested)
 
     @property
     def weights_bytes(self) -> int | None:
@@ -93,11 +106,62 @@ class Embedder:
         """Length of an embedding."""
         return self.spec.hidden_size * len(self.pooling.modes)
 
-    def encode(self, text: str, add_special: bool = True) -> tuple[int, ...]:
-        """Token ids of `text`, in the model's case."""
-        return tuple(
-            self.tokenizer.encode(text.lower() if self.pooling.lower_case else text, add_special)
-        )
+    def tokens(
+        self,
+        text: str | Sequence[int],
+        *,
+        add_special: bool = True,
+        limit: int | None = None,
+        keep_end: bool = False,
+    ) -> tuple[int, ...]:
+        """Token ids of `text` in the model's case, or those given, cut to `limit` if there is one.
+
+        The model's own tokens around a text survive the cut, which takes the end of the text, or
+        its beginning where `keep_end`. Raises TextRefused for a limit that has no room for them.
+        """
+        if not isinstance(text, str):
+            ids = tuple(text)
+            cut = len(ids) if limit is None else max(0, len(ids) - limit)
+            return ids if limit is None else ids[cut:] if keep_end else ids[: len(ids) - cut]
+        text = text.lower() if self.pooling.lower_case else text
+        if limit is None:
+            return tuple(self.tokenizer.encode(text, add_special))
+        fast = self.tokenizer.fast
+        num_special = fast.num_special_tokens_to_add(False) if add_special else 0
+        if limit < num_special:
+            raise TextRefused(
+                str(limit),
+                field="truncate_prompt_tokens",
+                expected=f"at least the {num_special} tokens around every text",
+            )
+        encoding = fast.encode(text, add_special_tokens=False)
+        encoding.truncate(limit - num_special, direction="left" if keep_end else "right")
+        return tuple(fast.post_process(encoding, None, add_special).ids)
+
+    def dimensions(self, asked: int | None) -> int:
+        """How many numbers an embedding shall have. Raises TextRefused for what the model cannot.
+
+        As in vLLM 0.32 a configuration must say that shortening means something (pooling_params.py:
+        `is_matryoshka`, `matryoshka_dimensions`).
+        """
+        if asked is None or asked == self.num_dimensions:
+            return self.num_dimensions
+        sizes = () if self._matryoshka is None else self._matryoshka.sizes
+        fits = asked in sizes if sizes else asked < self.num_dimensions
+        if self._matryoshka is None or not fits:
+            every = sizes or (f"up to {self.num_dimensions}",)
+            expected = every if self._matryoshka else (str(self.num_dimensions),)
+            raise TextRefused(
+                f"{asked} dimensions", field="dimensions", expected=" or ".join(map(str, expected))
+            )
+        return asked
+
+    def shortened(self, vectors_ND: torch.Tensor, size: int) -> torch.Tensor:
+        """The leading `size` numbers, at length 1 again where the model's are."""
+        if size == vectors_ND.shape[1]:
+            return vectors_ND
+        cut_ND = vectors_ND[:, :size]
+        return F.normalize(cut_ND, dim=1) if self.pooling.normalize else cut_ND
 
     def require_fits(self, token_ids: Sequence[int]) -> None:
         """Raise TextRefused for what `embed` could not take. Nothing is ever cut here."""
@@ -125,12 +189,21 @@ class Embedder:
 def _require_obeyed(options: EngineOptions) -> None:
     """Raises BadUsage for an option that was set and would do nothing."""
     for option in fields(options):
-        if option.name not in _OBEYED and getattr(options, option.name) != option.default:
+        found = getattr(options, option.name)
+        fine = (option.default, *_FINE.get(option.name, ()))
+        if option.name not in _OBEYED and found not in fine:
             raise BadUsage(
                 "an encoder has no KV cache, no adapters and no decoding",
                 field="--" + option.name.replace("_", "-"),
                 expected="only " + ", ".join("--" + o.replace("_", "-") for o in _OBEYED),
             )
+
+
+def _matryoshka(config: Mapping[str, object]) -> Matryoshka | None:
+    sizes = config.get("matryoshka_dimensions")
+    if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
+        return Matryoshka(tuple(sizes))
+    return Matryoshka(()) if config.get("is_matryoshka") is True else None
 
 
 def _max_model_len(spec: ModelSpec, pooling: Pooling, options: EngineOptions) -> int:

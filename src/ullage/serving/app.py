@@ -14,15 +14,19 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ullage.anatomy import load as load_anatomy
+from ullage.engine.embedder import Embedder
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage, UllageError
+from ullage.serving.embedding_loop import EmbeddingLoop
+from ullage.serving.embeddings import create_embedding_app
 from ullage.serving.loop import EngineLoop
 from ullage.serving.routes import ServerSettings, create_app
 from ullage.serving.trace import Trace
@@ -38,6 +42,7 @@ class ServeOptions:
     """How to serve, with vLLM's names; `model_name` None: the model as given.
 
     `shutdown_timeout_s` None: as long as it takes. `lora_modules`: adapters to load, by name.
+    `pooler_config`: how an encoder makes embeddings, where its files do not say it.
     """
 
     host: str = "127.0.0.1"
@@ -49,6 +54,7 @@ class ServeOptions:
     enable_control_routes: bool = False
     shutdown_timeout_s: float | None = None
     trace: str | Path | None = None
+    pooler_config: Mapping[str, object] | None = None
 
 
 class _Protocol(H11Protocol):
@@ -88,11 +94,17 @@ class ServerHandle:
     """A server that runs in this process. `stop()` aborts what runs; `drain()` finishes it."""
 
     url: str
-    engine: Engine
+    served: Engine | Embedder
     _server: _Server
-    _loop: EngineLoop
+    _loop: EngineLoop | EmbeddingLoop
     _asyncio: asyncio.AbstractEventLoop
     _thread: threading.Thread
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of a model that generates; encoders have none."""
+        assert isinstance(self.served, Engine)
+        return self.served
 
     def drain(self) -> None:
         """Take nothing new, wait for what runs, then stop."""
@@ -119,12 +131,13 @@ def start_server(
     lora_modules: Mapping[str, str] | None = None,
     enable_control_routes: bool = False,
     trace: str | Path | None = None,
+    pooler_config: Mapping[str, object] | None = None,
 ) -> ServerHandle:
     """Load `model`, serve it from a thread of this process, return when it is warm.
 
-    Port 0 picks a free one; `lora_modules` are adapters by name. Raises what Engine.load and
-    load_lora raise, and BadUsage for an address that cannot be used or that leaves loopback
-    without a key, and for control routes without a key.
+    Port 0 picks a free one; `lora_modules` are adapters by name. Raises what Engine.load,
+    load_lora and, for an encoder, Embedder.load raise, and BadUsage for an address that cannot be
+    used or that leaves loopback without a key, and for control routes without a key.
     """
     serve = ServeOptions(
         host=host,
@@ -135,10 +148,11 @@ def start_server(
         lora_modules=lora_modules or {},
         enable_control_routes=enable_control_routes,
         trace=trace,
+        pooler_config=pooler_config,
     )
     listener = listening_socket(host, port, api_key)
     try:
-        engine, server, loop = _build(model, options, serve)
+        served, server, loop = _build(model, options, serve)
     except BaseException:
         listener.close()
         raise
@@ -163,21 +177,21 @@ def start_server(
             thread.join()
             raise UllageError(f"the engine failed at its warm-up: {loop.failure!r}")
         thread.join(READY_POLL_S)
-    return ServerHandle(address(listener), engine, server, loop, started[0], thread)
+    return ServerHandle(address(listener), served, server, loop, started[0], thread)
 
 
 def run_server(
     model: str | Path,
     options: EngineOptions,
     serve: ServeOptions,
-    on_ready: Callable[[str, Engine], None],
+    on_ready: Callable[[str, Engine | Embedder], None],
 ) -> None:
     """Serve until SIGTERM, SIGINT or a drain is asked for, then finish what runs.
 
-    `on_ready(url, engine)` is called once warm.
+    `on_ready(url, engine or embedder)` is called once warm.
     """
     with listening_socket(serve.host, serve.port, serve.api_key) as listener:
-        engine, server, loop = _build(model, options, serve)
+        served, server, loop = _build(model, options, serve)
 
         async def main() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -187,7 +201,7 @@ def run_server(
             ended = asyncio.ensure_future(loop.drain_asked.wait())
             await asyncio.wait({serving, waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done() and loop.ready and not ended.done():
-                on_ready(address(listener), engine)
+                on_ready(address(listener), served)
                 await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             num_cut = await loop.drain(serve.shutdown_timeout_s)
@@ -202,7 +216,7 @@ def run_server(
             raise UllageError(f"the engine failed: {loop.failure!r}")
 
 
-def _signalled(loop: EngineLoop) -> None:
+def _signalled(loop: EngineLoop | EmbeddingLoop) -> None:
     """The first signal drains, the next one cuts."""
     if loop.drain_asked.is_set():
         loop.cut_asked = True
@@ -240,14 +254,14 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _ready(loop: EngineLoop) -> None:
+async def _ready(loop: EngineLoop | EmbeddingLoop) -> None:
     while not loop.ready and loop.failure is None:
         await asyncio.sleep(READY_POLL_S)
 
 
 def _build(
     model: str | Path, options: EngineOptions | None, serve: ServeOptions
-) -> tuple[Engine, _Server, EngineLoop]:
+) -> tuple[Engine | Embedder, _Server, EngineLoop | EmbeddingLoop]:
     if serve.enable_control_routes and not serve.api_key:
         # Without one any page in a browser on this machine could ask to drain.
         raise BadUsage(
@@ -255,19 +269,27 @@ def _build(
             field="--enable-control-routes",
             expected="--api-key with it",
         )
-    trace = None if serve.trace is None else Trace(serve.trace)
-    engine = Engine.load(model, options)
-    for name, path in serve.lora_modules.items():
-        engine.load_lora(name, path)
+    found = load_anatomy(model)
     settings = ServerSettings(
         model_name=serve.served_model_name or str(model),
         model_path=str(model),
         api_key=serve.api_key,
         max_num_queued_reqs=serve.max_num_queued_reqs,
         enable_control_routes=serve.enable_control_routes,
-        trace=trace,
     )
-    app = create_app(engine, settings)
+    served: Engine | Embedder
+    if found.anatomy.spec.kind == "encoder":
+        _require_none_of_a_decoder(serve)
+        served = Embedder.of(found, options, serve.pooler_config)
+        app = create_embedding_app(served, settings)
+    else:
+        if serve.pooler_config is not None:
+            raise BadUsage("this model embeds nothing", field="--pooler-config")
+        trace = None if serve.trace is None else Trace(serve.trace)
+        served = Engine.load(model, options)
+        for name, path in serve.lora_modules.items():
+            served.load_lora(name, path)
+        app = create_app(served, replace(settings, trace=trace))
     # Logs go to stderr and only when something is wrong; the access log is the caller's proxy's.
     config = uvicorn.Config(
         app,
@@ -278,4 +300,16 @@ def _build(
         # What the engine serves is finished by then; who keeps a connection must not keep us.
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return engine, _Server(config), app.state.loop
+    return served, _Server(config), app.state.loop
+
+
+def _require_none_of_a_decoder(serve: ServeOptions) -> None:
+    """Raises BadUsage for what an encoder's server would leave undone."""
+    asked = {
+        "--lora-modules": serve.lora_modules,
+        "--enable-control-routes": serve.enable_control_routes,
+        "--trace": serve.trace,
+    }
+    for flag, value in asked.items():
+        if value:
+            raise BadUsage("an encoder's server has none", field=flag)

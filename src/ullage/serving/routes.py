@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from ullage import __version__
 from ullage.engine.engine import Engine
+from ullage.serving.absent import EMBEDDING, not_served
 from ullage.serving.completions import Completions
 from ullage.serving.control import Control
 from ullage.serving.http import BODY_TIMEOUT_S, ERRORS, ApiKey, Linger
@@ -109,8 +110,11 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
             await run_in_threadpool(loop.stop)
 
     app = Starlette(
-        routes=[_route(operation, handlers[operation.name]) for operation in operations],
-        middleware=_middleware(settings, operations),
+        routes=[
+            *(_route(operation, handlers[operation.name]) for operation in operations),
+            *not_served(EMBEDDING, f"{settings.model_name} generates text and embeds none"),
+        ],
+        middleware=middleware(settings, operations),
         exception_handlers=ERRORS,
         lifespan=lifespan,
     )
@@ -124,7 +128,8 @@ def _route(operation: Operation, handler: Handler) -> Route:
     return Route(path, handler, methods=[operation.verb], name=operation.name)
 
 
-def _middleware(settings: ServerSettings, operations: tuple[Operation, ...]) -> list[Middleware]:
+def middleware(settings: ServerSettings, operations: tuple[Operation, ...]) -> list[Middleware]:
+    """What lies around every application: lingering, and the key where there is one."""
     around = [Middleware(Linger)]
     if settings.api_key:
         # As in vLLM the key guards what costs something; probes and scrapers need none.
