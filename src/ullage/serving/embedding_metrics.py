@@ -86,7 +86,7 @@ class EmbeddingMetrics:
         self._lengths = histogram(
             "vllm:request_prompt_tokens",
             "Tokens of each text.",
-            _one_two_five(embedder.max_model_len),
+            one_two_five(embedder.max_model_len),
         )
         self._batches = histogram(
             "vllm:iteration_tokens_total", "Tokens in each batch.", ITERATION_BUCKETS
@@ -124,9 +124,3 @@ class EmbeddingMetrics:
             )
             for name, seconds in spans:
                 self._latencies[name].observe(seconds)
-
-
-def _one_two_five(limit: int) -> list[float]:
-    """1, 2, 5, 10, 20, 50, … not above `limit`."""
-    steps = [step * 10**power for power in range(len(str(limit))) for step in (1, 2, 5)]
-    return [step for step in steps if step <= limit]
