@@ -15,9 +15,23 @@ from soak_plan import Ask
 
 TIMEOUT_S = 120.0
 WHOLE = ("length", "stop")
-# What a cancelled request or one past its deadline may say; only those may.
-CUT = ("abort",)
-EXPIRED_STATUSES = (408, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, and the key that opens it (empty: none)."""
+
+    host: str
+    port: int
+    api_key: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +45,22 @@ class Outcome:
     seconds: float = 0.0
 
 
-# complete: all choices whole · cut: said to be aborted · expired: past its deadline ·
-# refused: 429 or 503 with Retry-After · rejected: the 400 that was deserved · left: by ourselves ·
-# unconnected: nobody listens · fault: anything else
-KINDS = ("complete", "cut", "expired", "refused", "rejected", "left", "unconnected", "fault")
+# complete: all choices whole · cancelled: by the operator, and said so · expired: past its own
+# deadline · refused: 429 or 503 with Retry-After · rejected: the 400 that was deserved ·
+# left: by ourselves · unconnected: nobody listens · fault: anything else
+KINDS = (
+    *("complete", "cancelled", "expired", "refused", "rejected", "left"),
+    *("unconnected", "fault"),
+)
 
 
-async def send(host: str, port: int, ask: Ask) -> Outcome:
+async def send(target: Target, ask: Ask) -> Outcome:
     """Send `ask`, read its answer to the end or leave, and judge. Never raises."""
     clock = asyncio.get_running_loop()
     started = clock.time()
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            found = await _exchange(host, port, ask)
+            found = await _exchange(target, ask)
     except TimeoutError:
         found = Outcome(ask, "fault", note=f"no end within {TIMEOUT_S:.0f} s")
     except ConnectionRefusedError:
@@ -53,14 +70,19 @@ async def send(host: str, port: int, ask: Ask) -> Outcome:
     return replace(found, seconds=clock.time() - started)
 
 
-async def _exchange(host: str, port: int, ask: Ask) -> Outcome:
-    reader, writer = await asyncio.open_connection(host, port)
+async def _exchange(target: Target, ask: Ask) -> Outcome:
+    reader, writer = await asyncio.open_connection(target.host, target.port)
     try:
         body = json.dumps(ask.body).encode()
-        head = (
-            f"POST {ask.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        ).encode()
+        headers = {
+            "host": target.host,
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **target.headers,
+        }
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([f"POST {ask.path} HTTP/1.1", *lines, "", ""]).encode()
         if ask.leaves == "half_body":
             writer.write(head + body[: len(body) // 2])
             await writer.drain()
@@ -112,49 +134,39 @@ async def _read(
 
 def judge(ask: Ask, status: int, headers: dict[str, str], body: bytes) -> Outcome:
     """What an answer that came to its end is."""
-    if status in (429, 503):
-        fine = headers.get("retry-after", "").isdigit()
-        note = "" if fine else f"{status} without Retry-After: {body[:200]!r}"
-        return Outcome(ask, "refused" if fine else "fault", status, note)
-    if status in EXPIRED_STATUSES and "deadline" in ask.features:
-        return Outcome(ask, "expired", status)
-    if status == 400 and ask.refusable:
-        return Outcome(ask, "rejected", status)
-    if status != 200:
-        return Outcome(ask, "fault", status, f"{status}: {body[:300]!r}")
-    if ask.refusable:
-        return Outcome(ask, "fault", status, "a request that cannot fit was answered")
     try:
-        reasons, num_tokens = _stream_ends(body) if ask.stream else _whole_ends(body)
+        if status != 200:
+            error = json.loads(body)["error"]
+            return _judge_error(ask, status, error, headers.get("retry-after", ""))
+        if ask.refusable:
+            return Outcome(ask, "fault", status, "a request that cannot fit was answered")
+        if ask.stream:
+            return _judge_stream(ask, body)
+        return _judge_whole(ask, json.loads(body))
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return Outcome(ask, "fault", status, f"{error!r} in {body[-300:]!r}")
-    return _judge_ends(ask, status, reasons, num_tokens)
 
 
-def _judge_ends(ask: Ask, status: int, reasons: dict[int, str], num_tokens: int) -> Outcome:
-    if sorted(reasons) != list(range(ask.num_choices)):
-        note = f"{ask.num_choices} choices asked for, {sorted(reasons)} ended"
-        return Outcome(ask, "fault", status, note)
-    if any(reason in CUT for reason in reasons.values()):
-        expired = "deadline" in ask.features
-        return Outcome(ask, "expired" if expired else "cut", status)
-    if not all(reason in WHOLE for reason in reasons.values()):
-        return Outcome(ask, "fault", status, f"finish reasons {reasons}")
-    if num_tokens != ask.num_choices * ask.max_tokens:
-        note = f"{num_tokens} tokens, {ask.num_choices} × {ask.max_tokens} asked for"
-        return Outcome(ask, "fault", status, note)
-    return Outcome(ask, "complete", status)
+def _judge_error(ask: Ask, status: int, error: dict[str, Any], retry_after: str) -> Outcome:
+    """An error object, of a whole answer or within a stream (`retry_after` "0" there)."""
+    kind = "fault"
+    if status == 408 and "deadline" in ask.features:
+        kind = "expired"
+    elif status == 400 and ask.refusable:
+        kind = "rejected"
+    elif status in (429, 503) and retry_after.isdigit():
+        kind = "cancelled" if error["type"] == "Cancelled" else "refused"
+    return Outcome(ask, kind, status, "" if kind != "fault" else f"{status}: {error}")
 
 
-def _whole_ends(body: bytes) -> tuple[dict[int, str], int]:
-    answer = json.loads(body)
+def _judge_whole(ask: Ask, answer: dict[str, Any]) -> Outcome:
     reasons = {choice["index"]: choice["finish_reason"] for choice in answer["choices"]}
     if len(reasons) != len(answer["choices"]):
         raise ValueError("two choices with one index")
-    return reasons, answer["usage"]["completion_tokens"]
+    return _judge_ends(ask, reasons, answer["usage"]["completion_tokens"])
 
 
-def _stream_ends(body: bytes) -> tuple[dict[int, str], int]:
+def _judge_stream(ask: Ask, body: bytes) -> Outcome:
     events = [event for event in body.decode().split("\n\n") if event]
     if events[-1] != "data: [DONE]":
         raise ValueError("the stream does not end with [DONE]")
@@ -163,7 +175,7 @@ def _stream_ends(body: bytes) -> tuple[dict[int, str], int]:
     for event in events[:-1]:
         chunk: dict[str, Any] = json.loads(event.removeprefix("data: "))
         if "error" in chunk:
-            raise ValueError(f"an error in the stream: {chunk['error']}")
+            return _judge_error(ask, chunk["error"]["code"], chunk["error"], "0")
         if chunk.get("usage"):
             num_tokens = chunk["usage"]["completion_tokens"]
         for choice in chunk["choices"]:
@@ -171,4 +183,15 @@ def _stream_ends(body: bytes) -> tuple[dict[int, str], int]:
                 raise ValueError(f"choice {choice['index']} goes on after its end")
             if choice["finish_reason"] is not None:
                 reasons[choice["index"]] = choice["finish_reason"]
-    return reasons, num_tokens
+    return _judge_ends(ask, reasons, num_tokens)
+
+
+def _judge_ends(ask: Ask, reasons: dict[int, str], num_tokens: int) -> Outcome:
+    note = ""
+    if sorted(reasons) != list(range(ask.num_choices)):
+        note = f"{ask.num_choices} choices asked for, {sorted(reasons)} ended"
+    elif not all(reason in WHOLE for reason in reasons.values()):
+        note = f"finish reasons {reasons}"
+    elif num_tokens != ask.num_choices * ask.max_tokens:
+        note = f"{num_tokens} tokens, {ask.num_choices} × {ask.max_tokens} asked for"
+    return Outcome(ask, "fault" if note else "complete", 200, note)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from soak_client import Outcome, send
+from soak_client import Outcome, Target, send
 from soak_plan import Ask
 from soak_watch import MemoryLog, post
 
@@ -71,7 +71,7 @@ One = Callable[[Ask, PhaseResult], Awaitable[None]]
 
 
 async def run_phases(
-    url: str,
+    target: Target,
     asks: Iterable[Ask],
     phases: Sequence[Phase],
     disturbances: Disturbances,
@@ -91,13 +91,13 @@ async def run_phases(
 
     async def one(ask: Ask, into: PhaseResult) -> None:
         nonlocal ended
-        into.outcomes.append(await send(*_address(url), ask))
+        into.outcomes.append(await send(target, ask))
         ended += 1
 
     beside = [
         asyncio.ensure_future(watch()),
-        asyncio.ensure_future(_cancel_now_and_then(url, disturbances, disturbed)),
-        asyncio.ensure_future(_swap_adapters(url, disturbances, disturbed)),
+        asyncio.ensure_future(_cancel_now_and_then(target, disturbances, disturbed)),
+        asyncio.ensure_future(_swap_adapters(target, disturbances, disturbed)),
     ]
     try:
         for phase in phases:
@@ -148,17 +148,17 @@ async def _open(
     await asyncio.gather(*tasks)
 
 
-async def _cancel_now_and_then(url: str, plan: Disturbances, seen: Disturbed) -> None:
+async def _cancel_now_and_then(target: Target, plan: Disturbances, seen: Disturbed) -> None:
     while plan.cancel_every_s > 0:
         await asyncio.sleep(plan.cancel_every_s)
-        route = f"{url}/ullage/cancel_oldest?percent={plan.cancel_percent}"
-        status, text = await asyncio.to_thread(post, route)
+        path = f"/ullage/cancel_oldest?percent={plan.cancel_percent}"
+        status, text = await asyncio.to_thread(post, target, path)
         seen.cancels += 1
         if status != 200:
             seen.faults.append(f"cancel_oldest: {status} {text[:200]}")
 
 
-async def _swap_adapters(url: str, plan: Disturbances, seen: Disturbed) -> None:
+async def _swap_adapters(target: Target, plan: Disturbances, seen: Disturbed) -> None:
     while plan.swap_every_s > 0 and plan.adapter is not None:
         await asyncio.sleep(plan.swap_every_s)
         name, path = plan.adapter
@@ -166,12 +166,7 @@ async def _swap_adapters(url: str, plan: Disturbances, seen: Disturbed) -> None:
             ("load_lora_adapter", {"lora_name": name, "lora_path": path}),
             ("unload_lora_adapter", {"lora_name": name}),
         ):
-            status, text = await asyncio.to_thread(post, f"{url}/v1/{route}", body)
+            status, text = await asyncio.to_thread(post, target, f"/v1/{route}", body)
             if status != 200:
                 seen.faults.append(f"{route}: {status} {text[:200]}")
         seen.swaps += 1
-
-
-def _address(url: str) -> tuple[str, int]:
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    return host, int(port)

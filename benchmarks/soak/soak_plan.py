@@ -17,10 +17,11 @@ from typing import Any
 MOONCAKE_BLOCK = 512  # tokens behind one hash id of the Mooncake trace
 # Ids of a byte-level tokenizer's bytes, and far from the control tokens of any other.
 LOWEST_ID, HIGHEST_ID = 10, 250
-CONTROL_SHARE = {
+SHARES = {
     "chat": 0.15,
     "stream": 0.6,
     "choices": 0.1,
+    "prompts": 0.04,
     "adapter": 0.4,
     "sampled": 0.3,
     "logprobs": 0.05,
@@ -99,7 +100,7 @@ def make_asks(
 def _ask(
     number: int, row: Row, limits: Limits, adapters: Sequence[str], draw: random.Random
 ) -> Ask:
-    has = {name: draw.random() < share for name, share in CONTROL_SHARE.items()}
+    has = {name: draw.random() < share for name, share in SHARES.items()}
     output = _scaled(row.output_tokens, limits.output_divisor, limits.most_output)
     body: dict[str, Any] = {"max_tokens": output, "ignore_eos": True}
     features = {name for name in ("chat", "stream") if has[name]}
@@ -115,6 +116,11 @@ def _ask(
         has["chat"] = False
         features.discard("chat")
         body["prompt"] = prompt
+    num_prompts = 1
+    if has["prompts"] and not has["chat"]:
+        features.add("prompts")
+        num_prompts = 2
+        body["prompt"] = [prompt, prompt[::-1]]
     num_choices = draw.choice((2, 3, 4)) if has["choices"] else 1
     if num_choices > 1:
         features.add("choices")
@@ -135,12 +141,13 @@ def _ask(
         body |= {"logprobs": True, "top_logprobs": 2} if has["chat"] else {"logprobs": 2}
     if has["deadline"]:
         features.add("deadline")
+        body["deadline_seconds"] = draw.uniform(0.02, 1.0)
     leaves = _leaves(draw, has["stream"])
     return Ask(
         number,
         "/v1/chat/completions" if has["chat"] else "/v1/completions",
         body,
-        num_choices,
+        num_prompts * num_choices,
         body["max_tokens"],
         refusable=has["too_long"],
         leaves=leaves,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+from soak_client import Target
+
 
 @dataclass(slots=True)
 class Served:
     """A server that is ready."""
 
-    url: str
+    target: Target
     process: subprocess.Popen[str]
     _log: IO[str]
 
@@ -40,7 +43,9 @@ class Served:
 @contextmanager
 def serve(arguments: Sequence[str], threads: int = 1) -> Iterator[Served]:
     """`ullage serve ARGUMENTS` on a free port, killed at the end if it still runs."""
-    command = [sys.executable, "-m", "ullage", "serve", *arguments, "--port", "0"]
+    key = secrets.token_hex(8)
+    command = [sys.executable, "-m", "ullage", "serve", *arguments]
+    command += ["--port", "0", "--api-key", key]
     environment = {
         **os.environ,
         "ULLAGE_CHECK": "1",
@@ -56,11 +61,11 @@ def serve(arguments: Sequence[str], threads: int = 1) -> Iterator[Served]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.match(r"ready on (http://[\d.]+:\d+)", line)
+            found = re.match(r"ready on http://([\d.]+):(\d+)", line)
             if found is None:
                 log.seek(0)
                 raise RuntimeError(f"it did not get ready: {line!r} {log.read()[-2000:]}")
-            yield Served(found[1], process, log)
+            yield Served(Target(found[1], int(found[2]), key), process, log)
         finally:
             if process.poll() is None:
                 process.kill()

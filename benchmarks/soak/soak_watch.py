@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from soak_client import Target
+
 # Gauges that must be zero when nobody is served.
 AT_REST = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 REST_S = 20.0
@@ -30,27 +32,28 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
-def get(url: str) -> tuple[int, str]:
+def get(target: Target, path: str) -> tuple[int, str]:
     """Status and text of a GET; loopback only, so no proxy is asked."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    return _call(urllib.request.Request(target.url + path, headers=target.headers))  # noqa: S310
 
 
-def post(url: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+def post(target: Target, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
     """Status and text of a POST with a JSON body."""
     data = json.dumps(body).encode() if body is not None else b""
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(url, data, headers, method="POST")  # noqa: S310 - http only
+    headers = {"content-type": "application/json", **target.headers}
+    return _call(
+        urllib.request.Request(target.url + path, data, headers, method="POST")  # noqa: S310
+    )
+
+
+def _call(request: urllib.request.Request) -> tuple[int, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def gauges(text: str) -> dict[str, float]:
@@ -63,14 +66,14 @@ def gauges(text: str) -> dict[str, float]:
     return values
 
 
-async def come_to_rest(url: str) -> dict[str, float]:
+async def come_to_rest(target: Target) -> dict[str, float]:
     """Wait until nobody runs or waits and no block is held; the gauges then. Raises TimeoutError.
 
     Clients that went away are noticed a little later.
     """
     deadline = time.monotonic() + REST_S
     while True:
-        _, text = await asyncio.to_thread(get, f"{url}/metrics")
+        _, text = await asyncio.to_thread(get, target, "/metrics")
         values = gauges(text)
         held = {name: values[name] for name in AT_REST if values[name] != 0}
         if not held:
