@@ -141,7 +141,7 @@ class Completions:
                     field="logit_bias",
                     expected=f"ids below {engine.spec.vocab_size}",
                 )
-        if ask.priority and getattr(engine.options, "scheduling_policy", "fcfs") != "priority":
+        if ask.priority and engine.options.scheduling_policy != "priority":
             raise BadRequest(
                 str(ask.priority),
                 field="priority",

@@ -21,7 +21,8 @@ from typing import TypeVar
 
 from ullage.engine.engine import Engine, Output
 from ullage.engine.lora import LoraAdapter
-from ullage.engine.request import FinishReason, Request, SamplingParams
+from ullage.engine.reports import CancelReport
+from ullage.engine.request import FinishReason, Request, SamplingParams, State
 from ullage.errors import BadInput, UllageError
 from ullage.serving.metrics import EngineMetrics
 from ullage.serving.trace import NoTrace, Trace
@@ -163,7 +164,7 @@ class EngineLoop:
             self._metrics.rejected()
             raise QueueFull(
                 f"{self.num_in_flight} requests are in flight, no more may wait",
-                1,
+                self.engine.retry_after_s() or 1,
             )
         self._open.add(ticket)
         self.num_in_flight += ticket.num_choices
@@ -214,14 +215,17 @@ class EngineLoop:
             self._wake.notify()
         return await asyncio.wrap_future(future)
 
-    async def cancel_oldest(self, percent: float, dry_run: bool) -> object:
-        """Ask the engine to end its oldest running requests; their clients get a 503."""
+    async def cancel_oldest(self, percent: float, dry_run: bool) -> CancelReport:
+        """Have the engine end its oldest running requests; their clients get a 503."""
 
-        def cancel(engine: Engine) -> object:
+        def cancel(engine: Engine) -> CancelReport:
             report = engine.cancel_oldest(percent, dry_run=dry_run)
             if not dry_run:
-                live = [self._live[request_id] for request_id in report.request_ids]
-                self._deliver(Output(t.requests[i], None, "", finished=True) for t, i in live)
+                found = [self._live[request_id] for request_id in report.request_ids]
+                ended = [ticket.requests[choice] for ticket, choice in found]
+                self._deliver([Output(request, None, "", finished=True) for request in ended])
+                for _ in ended:
+                    self._metrics.cancelled("operator")
             return report
 
         return await self.call(cancel)
@@ -274,7 +278,7 @@ class EngineLoop:
                     self._deliver(report.outputs)
                     self._trace.step(report, self.engine, started_s, time.monotonic())
             for ticket, choice in list(self._live.values()):
-                self._abort(ticket.requests[choice])
+                self._abort(ticket.requests[choice], "shutdown")
             self._end_all()
         except BaseException as error:
             # Whatever it was, waiting clients must hear of it rather than hang.
@@ -324,22 +328,29 @@ class EngineLoop:
     def _cancel(self, ticket: Ticket) -> None:
         for request in ticket.requests:
             if request.id in self._live:
-                self._abort(request)
+                self._abort(request, "shutdown" if self.draining else "client")
 
-    def _abort(self, request: Request) -> None:
-        del self._live[request.id]
+    def _abort(self, request: Request, by: str) -> None:
         self.engine.abort(request)
+        self._metrics.cancelled(by)
+        self._ended(request)
+
+    def _ended(self, request: Request) -> None:
+        """Account for a request that has ended and is delivered to nobody any more."""
+        ticket, choice = self._live.pop(request.id)
         self._metrics.observe_finished(request)
         self._trace.ended(request)
+        first = choice - request.index
+        choices = ticket.requests[first : first + ticket.params.n]
+        if all(one.state is State.FINISHED for one in choices):
+            self._metrics.observe_choices(choices)
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
         pairs: list[tuple[Ticket, int, Output]] = []
         for output in outputs:
             pairs.append((*self._live[output.request.id], output))
             if output.finished:
-                del self._live[output.request.id]
-                self._metrics.observe_finished(output.request)
-                self._trace.ended(output.request)
+                self._ended(output.request)
         if pairs:
             self._call_http(partial(_hand_over, pairs))
 

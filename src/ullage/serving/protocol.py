@@ -41,6 +41,7 @@ MAX_SEED = 2**64
 DAY_S = 86_400.0
 
 TOKEN_IDS = ListOf(Integer(0), what="token ids")
+PROMPT_IDS = ListOf(Integer(0), 1, what="token ids, not empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,16 @@ class Prompts:
         if all(isinstance(part, str) for part in value):
             return ListOf(Text(), 1, MAX_PROMPTS, "prompts").read(value, field)
         if all(isinstance(part, list) for part in value):
-            return ListOf(TOKEN_IDS, 1, MAX_PROMPTS, "prompts").read(value, field)
-        return (TOKEN_IDS.read(value, field),)
+            return ListOf(PROMPT_IDS, 1, MAX_PROMPTS, "prompts").read(value, field)
+        return (PROMPT_IDS.read(value, field),)
 
     def schema(self) -> Json:
-        ids = ListOf(Integer(0), 1)
-        forms = (Text(), ids, ListOf(Text(), 1, MAX_PROMPTS), ListOf(ids, 1, MAX_PROMPTS))
-        return {"anyOf": [form.schema() for form in forms]}
+        single = [Text().schema(), PROMPT_IDS.schema()]
+        several = [
+            {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_PROMPTS}
+            for one in single
+        ]
+        return {"anyOf": [*single, *several]}
 
 
 @dataclass(frozen=True, slots=True)

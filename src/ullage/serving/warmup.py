@@ -34,8 +34,7 @@ def warm_up(engine: Engine) -> None:
         if index == 0:
             _finish(engine)
     _finish(engine)
-    if reset := getattr(engine, "reset_prefix_cache", None):
-        reset()
+    engine.reset_prefix_cache()
 
 
 def _round(engine: Engine) -> Iterator[tuple[int, SamplingParams, LoraAdapter | None]]:
