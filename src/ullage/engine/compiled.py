@@ -18,6 +18,16 @@ from ullage.engine.kernels.compiling import available
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import FloatLinear, Int8Linear, Linear
 from ullage.engine.model import Decoder, Dense, Layer, Norm
+from ullage.engine.options import EngineOptions
+
+# `--dtype` → what matrices are kept in, and what flows between them in torch.
+DTYPES: Mapping[str, torch.dtype] = {
+    "auto": torch.float32,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+# Ways of attention that somebody asks for by name to see just that.
+_ATTENTION_IN_TORCH = ("gathered", "reference")
 
 # How compiled code sees what a cache holds.
 _STORAGE: Mapping[torch.dtype, type[np.generic]] = {
@@ -111,6 +121,13 @@ def why_not(decoder: Decoder) -> str | None:
     if any(_width(linear) is None for linear in linears):
         return "a kind of weights without kernels"
     return None
+
+
+def fastest(decoder: Decoder, options: EngineOptions) -> Decoder | CompiledDecoder:
+    """`decoder` with its decode steps compiled, unless it or the options do not allow that."""
+    if options.enforce_eager or options.attention in _ATTENTION_IN_TORCH:
+        return decoder
+    return decoder if why_not(decoder) is not None else CompiledDecoder(decoder)
 
 
 class CompiledDecoder:

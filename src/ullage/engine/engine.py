@@ -19,6 +19,7 @@ from ullage.engine.admission import Pace
 from ullage.engine.attention import ATTENTION_PATHS
 from ullage.engine.batch import Batch, build_batch
 from ullage.engine.blocks import BlockPool
+from ullage.engine.compiled import DTYPES, CompiledDecoder, fastest
 from ullage.engine.kv import KVCache
 from ullage.engine.layout import kv_layout
 from ullage.engine.linear import LINEARS
@@ -65,7 +66,7 @@ class Engine:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | CompiledDecoder,
         tokenizer: Tokenizer | None,
         options: EngineOptions,
         max_model_len: int,
@@ -116,8 +117,9 @@ class Engine:
         # Refuse before reading the weights.
         kv_blocks(kv_shapes(spec), windows(spec, max_model_len), options, max_model_len)
         tokenizer = load_tokenizer(found)
-        decoder = Decoder(spec, Weights(found), LINEARS[options.quantization], max_model_len)
-        return cls(decoder, tokenizer, options, max_model_len)
+        linear, dtype = LINEARS[options.quantization], DTYPES[options.dtype]
+        decoder = Decoder(spec, Weights(found), linear, max_model_len, dtype)
+        return cls(fastest(decoder, options), tokenizer, options, max_model_len)
 
     @property
     def weights_bytes(self) -> int | None:

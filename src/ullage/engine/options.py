@@ -38,7 +38,8 @@ class EngineOptions:
 
     `max_loras` adapters may be loaded; all of them may run in one batch. `scheduling` is continuous
     or static, `scheduling_policy` fcfs or priority. `long_prefill_token_threshold` None: a quarter
-    of the token budget; 0: no prompt is long (see scheduler.Limits).
+    of the token budget; 0: no prompt is long (see scheduler.Limits). `enforce_eager`: never the
+    compiled step (see `compiled`).
     """
 
     max_num_seqs: int = 64
@@ -58,6 +59,7 @@ class EngineOptions:
     max_long_partial_prefills: int = 1
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         """Raises BadUsage for sizes that are not positive or a budget that starves decodes."""

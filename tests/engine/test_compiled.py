@@ -1,0 +1,112 @@
+"""The compiled step gives what the decoder in torch gives, for every form of layer and storage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.driving import generate, greedy_params
+from tests.engine.families import COMMON
+from ullage.engine.compiled import CompiledDecoder, fastest, why_not
+from ullage.engine.engine import Engine
+from ullage.engine.kernels.compiling import available
+from ullage.engine.options import EngineOptions
+
+pytestmark = pytest.mark.skipif(not available(), reason="numba is not installed")
+FamilyDir = Callable[[str], Path]
+RNG = random.Random(11)  # noqa: S311
+PROMPTS = [[RNG.randrange(3, COMMON["vocab_size"]) for _ in range(n)] for n in (1, 7, 40, 130)]
+NUM_NEW = 20
+RUN = ("llama-biases", "mistral-window", "qwen3", "smollm3")
+FALLS_BACK = {
+    "gpt2": "positions or norms at the embedding",
+    "gemma2": "logits other than those of an RMS norm",
+    "mixtral": "a feed-forward other than gated SiLU",
+    "granite": "scaled or projected hidden states",
+}
+
+
+def engine_of(directory: Path, *, compiled: bool, **more: Any) -> Engine:
+    options = EngineOptions(attention="gathered", kv_cache_memory_bytes=1 << 23, **more)
+    engine = Engine.load(directory, options)
+    if compiled:
+        engine._decoder = CompiledDecoder(engine._decoder)
+    return engine
+
+
+def decodes(engine: Engine, prompts: list[list[int]]) -> list[tuple[int, torch.Tensor]]:
+    """Logits of all steps that were decodes alone, by the number of their rows."""
+    found: list[tuple[int, torch.Tensor]] = []
+    forward = engine._decoder.forward
+
+    def watched(batch: Any, *rest: Any) -> torch.Tensor:
+        logits = forward(batch, *rest)
+        if not batch.prefills:
+            found.append((len(batch.decodes), logits.clone()))
+        return logits
+
+    engine._decoder.forward = watched
+    generate(engine, prompts, greedy_params(NUM_NEW))
+    return found
+
+
+def assert_alike(
+    directory: Path, prompts: list[list[int]], tolerance: float, **options: Any
+) -> None:
+    plain = decodes(engine_of(directory, compiled=False, **options), prompts)
+    fast = decodes(engine_of(directory, compiled=True, **options), prompts)
+    assert [rows for rows, _ in plain] == [rows for rows, _ in fast]
+    assert len(plain) >= NUM_NEW - 1
+    for (_, expected), (_, found) in zip(plain, fast, strict=True):
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("family", RUN)
+def test_every_form_of_layer_gives_the_logits_of_torch(family: str, family_dir: FamilyDir) -> None:
+    """Biases; windows with groups of layers; norms of heads; layers without rotation."""
+    assert_alike(family_dir(family), PROMPTS, 1e-4)
+
+
+def test_one_sequence_alone_is_cut_into_ranges(family_dir: FamilyDir) -> None:
+    assert_alike(family_dir("llama-biases"), [PROMPTS[-1] * 3], 1e-4)
+
+
+def test_int8_weights_give_the_logits_of_the_same_weights_in_torch(family_dir: FamilyDir) -> None:
+    assert_alike(family_dir("llama-biases"), PROMPTS, 2e-2, quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("stored", "tolerance"),
+    [
+        pytest.param("bfloat16", 2e-3, marks=pytest.mark.slow),
+        ("int8_per_token_head", 2e-2),
+        pytest.param("int4_per_token_head", 2e-1, marks=pytest.mark.slow),
+    ],
+)
+def test_every_storage_holds_what_torch_would_have_stored(
+    stored: str, tolerance: float, family_dir: FamilyDir
+) -> None:
+    """Within what a number rounded the other way changes."""
+    assert_alike(family_dir("qwen3"), PROMPTS, tolerance, kv_cache_dtype=stored)
+
+
+def test_what_the_step_does_not_run_is_said(family_dir: FamilyDir) -> None:
+    for family, reason in FALLS_BACK.items():
+        engine = engine_of(family_dir(family), compiled=False)
+        assert why_not(engine._decoder) == reason
+        assert fastest(engine._decoder, EngineOptions(attention="auto")) is engine._decoder
+
+
+def test_it_is_compiled_unless_something_else_was_asked_for(family_dir: FamilyDir) -> None:
+    decoder = engine_of(family_dir("llama"), compiled=False)._decoder
+    assert isinstance(fastest(decoder, EngineOptions(attention="auto")), CompiledDecoder)
+    for options in (
+        EngineOptions(attention="auto", enforce_eager=True),
+        EngineOptions(attention="reference"),
+    ):
+        assert fastest(decoder, options) is decoder
