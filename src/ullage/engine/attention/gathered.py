@@ -44,12 +44,14 @@ class GatheredAttention:
         self._kv = kv
         widest = max(shape.num_kv_heads * shape.head_dim for shape in kv.shapes)
         num_elements = kv.num_blocks * kv.block_size * widest
-        self._workspace_k = torch.empty(num_elements, dtype=torch.float32)
-        self._workspace_v = torch.empty(num_elements, dtype=torch.float32)
+        self._workspace_k = torch.empty(num_elements)
+        self._workspace_v = torch.empty(num_elements)
 
     def prepare(self, batch: Batch) -> AttentionStep:
         plans: dict[tuple[int, AttentionRule], list[_Gather]] = {}
-        fresh = [span for span in batch.prefills if span.start == 0]
+        # What a lossy cache gives back must not depend on how a prompt was cut into chunks.
+        is_exact = self._kv.format.is_exact
+        fresh = [span for span in batch.prefills if span.start == 0 and is_exact]
 
         def attend(
             layer: int,
@@ -61,7 +63,7 @@ class GatheredAttention:
             out_THD = torch.empty_like(q_THD)
             group = self._kv.layout.group_of[layer]
             if (group, rule) not in plans:
-                plans[group, rule] = _plan(batch, group, rule, self._kv.block_size)
+                plans[group, rule] = _plan(batch, fresh, group, rule, self._kv.block_size)
             for gather in plans[group, rule]:
                 k_BSKD, v_BSKD = self._gather(layer, gather)
                 # Decodes: [sequences, heads, 1, dim]; a prefill: [1, heads, tokens, dim].
@@ -82,21 +84,22 @@ class GatheredAttention:
 
     def _gather(self, layer: int, gather: _Gather) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V as [sequences, positions, kv_heads, dim], lying in the workspace."""
-        shape = self._kv.keys[layer].shape[1:]
-        num_elements = gather.blocks.numel() * shape.numel()
+        shape = self._kv.shapes[layer]
+        size = (self._kv.block_size, shape.num_kv_heads, shape.head_dim)
+        num_elements = gather.blocks.numel() * math.prod(size)
         if num_elements > self._workspace_k.numel():
-            self._workspace_k = torch.empty(num_elements, dtype=self._workspace_k.dtype)
-            self._workspace_v = torch.empty(num_elements, dtype=self._workspace_v.dtype)
-        pieces = []
-        for storage, workspace in (
-            (self._kv.keys[layer], self._workspace_k),
-            (self._kv.values[layer], self._workspace_v),
-        ):
-            target = workspace[:num_elements].view(gather.blocks.numel(), *shape)
-            torch.index_select(storage, 0, gather.blocks, out=target)
-            by_sequence = target.view(gather.num_sequences, -1, *shape[1:])
-            pieces.append(by_sequence[:, : gather.num_positions])
-        return pieces[0], pieces[1]
+            self._workspace_k = torch.empty(num_elements)
+            self._workspace_v = torch.empty(num_elements)
+        k_NBKD, v_NBKD = (
+            workspace[:num_elements].view(gather.blocks.numel(), *size)
+            for workspace in (self._workspace_k, self._workspace_v)
+        )
+        self._kv.gather(layer, gather.blocks, k_NBKD, v_NBKD)
+        k_BSKD, v_BSKD = (
+            x.view(gather.num_sequences, -1, *size[1:])[:, : gather.num_positions]
+            for x in (k_NBKD, v_NBKD)
+        )
+        return k_BSKD, v_BSKD
 
 
 def _attend(
@@ -131,9 +134,11 @@ def _attend(
     return torch.matmul(scores_BHTS.softmax(-1), v_BHSD).transpose(1, 2)
 
 
-def _plan(batch: Batch, group: int, rule: AttentionRule, block_size: int) -> list[_Gather]:
+def _plan(
+    batch: Batch, fresh: list[Span], group: int, rule: AttentionRule, block_size: int
+) -> list[_Gather]:
     alike = _similar_lengths(batch.decodes, rule.window)
-    alike += [(span,) for span in batch.prefills if span.start > 0]
+    alike += [(span,) for span in batch.prefills if span not in fresh]
     return [_gather_plan(spans, group, rule, block_size) for spans in alike]
 
 

@@ -45,9 +45,8 @@ class ReferenceAttention:
         block_size, group = self._kv.block_size, self._kv.layout.group_of[layer]
         block = first_visible(span, rule.window) // block_size
         first = block * block_size
-        table = torch.tensor(span.tables[group][block:], dtype=torch.int64)
-        k_SKD = self._kv.keys[layer][table].flatten(0, 1)[: span.context - first]
-        v_SKD = self._kv.values[layer][table].flatten(0, 1)[: span.context - first]
+        k_SKD, v_SKD = self._kv.read(layer, span.tables[group][block:])
+        k_SKD, v_SKD = k_SKD[: span.context - first], v_SKD[: span.context - first]
         num_queries = q_THD.shape[1] // k_SKD.shape[1]
         k_SHD = k_SKD.repeat_interleave(num_queries, dim=1)
         v_SHD = v_SKD.repeat_interleave(num_queries, dim=1)
