@@ -15,6 +15,8 @@ from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Result
 
 SCHEMA = "ullage.lab/1"
+DISTURBED = 0.1
+"""The share of the cores' time in other hands above which times are said to be disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,17 @@ def as_json(document: Document) -> dict[str, Any]:
     }
 
 
+def disturbance(result: Result) -> str:
+    """One sentence: how long it took, and how busy the machine was with other things."""
+    said = f"Took {result.wall_s:,.0f} s"
+    if result.elsewhere_ratio is None:
+        return said + "; what other processes took meanwhile is not known."
+    said += f"; other processes took {result.elsewhere_ratio:.0%} of the cores meanwhile"
+    if result.elsewhere_ratio > DISTURBED:
+        return said + ", so that times are disturbed."
+    return said + "."
+
+
 def _result(result: Result) -> dict[str, Any]:
     about = EXPERIMENTS[result.name]
     return {
@@ -74,4 +87,6 @@ def _result(result: Result) -> dict[str, Any]:
         "tables": [asdict(table) for table in result.tables],
         "plots": [{"kind": type(plot).__name__.lower(), **asdict(plot)} for plot in result.plots],
         "data": dict(result.data),
+        "wall_s": result.wall_s,
+        "elsewhere_ratio": result.elsewhere_ratio,
     }

@@ -69,6 +69,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "chunked_prefill",
         over_http=True,
     ),
+    "kv-quant": Experiment(
+        "Quantised KV",
+        "What do fewer bits in the KV cache save, and what do they change in the answers?",
+        "kv_quant",
+        needs_weights=True,
+    ),
     "weight-quant": Experiment(
         "Quantised weights",
         "What do fewer bits in the weights save, and what do they change in the answers?",

@@ -109,7 +109,9 @@ class Result:
     """One experiment's outcome.
 
     `learnt` is computed from the numbers; `how` says what was measured, with what, and how often.
-    `data` is plain JSON: the numbers that `learnt` was computed from, unrounded.
+    `data` is plain JSON: the numbers that `learnt` was computed from, unrounded. `wall_s` and
+    `elsewhere_ratio` (the share of the cores' time that other processes took; None: not known)
+    are filled in by whoever ran it.
     """
 
     name: str
@@ -118,6 +120,8 @@ class Result:
     tables: tuple[Table, ...]
     plots: tuple[Plot, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+    wall_s: float = 0.0
+    elsewhere_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

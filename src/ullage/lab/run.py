@@ -5,10 +5,11 @@ Holds the order, the synthetic model's life and what becomes of an experiment th
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from ullage import __version__
 from ullage.errors import BadUsage, UllageError
 from ullage.lab.document import Document, machine
+from ullage.lab.neighbours import elsewhere_ratio, read_clock
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Result
 from ullage.lab.setting import Setting
@@ -90,5 +92,10 @@ def _run(name: str, setting: Setting) -> Result:
             expected=f"one of {over_http} with it",
         )
     module = import_module(f"ullage.lab.experiments.{about.module}")
+    begin, before = time.perf_counter(), read_clock()
     result: Result = module.run(setting)
-    return result
+    return replace(
+        result,
+        wall_s=time.perf_counter() - begin,
+        elsewhere_ratio=elsewhere_ratio(before, read_clock(), os.cpu_count() or 1),
+    )

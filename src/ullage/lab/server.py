@@ -123,6 +123,8 @@ def _commanded(
     try:
         command = template.format(port=port, **flags)
         arguments = shlex.split(command)
+        if not arguments:
+            raise ValueError("it is empty")
     except (KeyError, IndexError, ValueError) as error:
         raise BadUsage(
             f"{template[:120]} ({error})",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 
+from ullage.lab.document import disturbance
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Result, Table
 from ullage.lab.units import shown
@@ -21,7 +22,7 @@ def as_text(outcome: Result | NotRun) -> str:
     parts = [outcome.name, _wrapped(about.question), ""]
     for table in outcome.tables:
         parts += [_table(table), ""]
-    parts.append(_wrapped(outcome.learnt))
+    parts += [_wrapped(outcome.learnt), _wrapped(disturbance(outcome))]
     return "\n".join(parts)
 
 

@@ -20,6 +20,7 @@ from ullage.lab.units import times
 
 CONCURRENT = 16
 SINGLE, STATIC, CONTINUOUS = "one at a time", "static groups", "continuous"
+SCHEDULER = "static scheduler"
 LIMIT_S = 300.0
 FLOAT32_TARGET = 4.0
 """What continuous batching at 16 is expected to give over one at a time, in float32."""
@@ -27,11 +28,15 @@ FLOAT32_TARGET = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests are let in: so many at once, in whole groups or each as a place gets free."""
+    """How requests are let in: so many at once, in whole groups or each as a place gets free.
+
+    `sent_at_once` requests leave the client together where the server itself limits them.
+    """
 
     name: str
     concurrency: int
     whole_groups: bool = False
+    sent_at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +64,10 @@ def run(setting: Setting) -> Result:
     loads = [Load(SINGLE, 1), Load(STATIC, most, whole_groups=True), Load(CONTINUOUS, most)]
     if not setting.quick:
         loads += [Load(CONTINUOUS, 4), Load(CONTINUOUS, 32)]
+    recorded = recorded_lengths(setting.trace)
     with served(setting) as server:
         lengths = scaled(
-            recorded_lengths(setting.trace),
+            recorded,
             8 if setting.quick else 3 * CONCURRENT,
             mean_prompt=12 if setting.quick else 32,
             mean_output=6 if setting.quick else 24,
@@ -71,14 +77,23 @@ def run(setting: Setting) -> Result:
         for load in loads:
             setting.progress(f"batching: {load.name}, {load.concurrency} at once")
             outcomes.append(_measure(server, load, lengths.rows))
+        what = server.what
     single, static, continuous = outcomes[:3]
+    if setting.url is None:
+        # All requests are sent at once and the engine itself forms the groups.
+        flags = {"scheduling": "static", "max_num_seqs": most}
+        setting.progress("batching: the engine's own static scheduling")
+        with served(setting, flags) as server:
+            load = Load(SCHEDULER, most, sent_at_once=len(lengths.rows))
+            outcomes.insert(2, _measure(server, load, lengths.rows))
     return Result(
         name="batching",
         learnt=_learnt(single, static, continuous),
         how=(
-            f"{server.what}: {len(lengths.rows)} requests, {lengths.words}.",
+            f"{what}: {len(lengths.rows)} requests, {lengths.words}.",
             "All requests wait from the start, so their times include the wait for a place. Static "
-            "groups: the next group leaves only when the whole one before has ended.",
+            "groups: the next group leaves only when the whole one before has ended. Static "
+            "scheduler: the same, formed by the embedded engine itself (--scheduling static).",
         ),
         tables=(_table(outcomes, single),),
         plots=_plots(outcomes, (single, static, continuous)),
@@ -92,7 +107,7 @@ def run(setting: Setting) -> Result:
 
 def _measure(server: Served, load: Load, rows: tuple[tuple[int, int], ...]) -> Outcome:
     # Each load has prompts of its own, or a prefix cache would know the later ones' by then.
-    seed = 1000 * (1 + load.concurrency + 500 * load.whole_groups)
+    seed = 1000 * (1 + load.concurrency + 500 * load.whole_groups + 900 * bool(load.sent_at_once))
     requests = [
         server.request(prompt, output, seed=seed + i) for i, (prompt, output) in enumerate(rows)
     ]
@@ -100,7 +115,7 @@ def _measure(server: Served, load: Load, rows: tuple[tuple[int, int], ...]) -> O
         run_closed(
             server.target,
             requests,
-            concurrency=load.concurrency,
+            concurrency=load.sent_at_once or load.concurrency,
             limit_s=LIMIT_S,
             whole_groups=load.whole_groups,
         )

@@ -57,8 +57,13 @@ def run(setting: Setting) -> Result:
     what = ""
     for chunk in QUICK_CHUNKS if setting.quick else CHUNKS:
         setting.progress(f"chunked-prefill: chunks of {chunk}")
-        # As many sequences as there are places would leave a small budget no room for chunks.
-        flags = {FLAG: chunk, "max_num_seqs": NUM_OTHERS + 1}
+        # Fewer places than tokens in a step, so that decodes leave room for chunks; and nothing
+        # else that limits a long prompt's share.
+        flags = {
+            FLAG: chunk,
+            "max_num_seqs": NUM_OTHERS + 1,
+            "long_prefill_token_threshold": 0,
+        }
         with served(setting, flags) as server:
             outcomes.append(_measure(server, chunk, sizes))
             what = server.what

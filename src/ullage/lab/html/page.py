@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from ullage.checkup.html.markup import Cell, drawing, section, table
 from ullage.checkup.html.words import escape
-from ullage.lab.document import Document
+from ullage.lab.document import Document, disturbance
 from ullage.lab.html.charts import draw
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Plot, Result, Table, Value
@@ -58,7 +58,9 @@ def _section(result: Result) -> str:
     body = f'<p class="learnt">{escape(result.learnt)}</p>'
     body += "".join(_plot(plot) for plot in result.plots)
     body += "".join(_table(one) for one in result.tables)
-    return section(about.title, (about.question, *result.how), body, name=result.name)
+    return section(
+        about.title, (about.question, *result.how, disturbance(result)), body, name=result.name
+    )
 
 
 def _plot(plot: Plot) -> str:
