@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from ullage.anatomy.spec import Rope
-from ullage.engine.rope import rope_tables, rotary_tables, rotate
+from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec, Norm, Positions, Rope
+from ullage.engine.rope import RotaryTables, rotary_tables
 from ullage.engine.rope_scaling import (
     Reach,
-    length_dependent,
+    length_note,
+    model_rope_fingerprint,
     rope_angles,
     rope_fingerprint,
-    unsupported_rope,
 )
 from ullage.errors import UnsupportedModel
 
@@ -160,14 +160,18 @@ def test_longrope_takes_the_long_factors_at_once_when_the_limit_lies_above_the_o
         assert angles.attention_factor == pytest.approx(grown, rel=1e-12)
 
 
+def _tables(rope: Rope, num_positions: int) -> RotaryTables:
+    return rotary_tables(rope_angles(rope, Reach(num_positions, 0, 64)), num_positions)
+
+
 def test_angles_are_exact_at_the_last_of_many_positions() -> None:
     rope = Rope(10_000.0, 8)
-    cos, sin = rope_tables(rope, 131_072)
+    tables = _tables(rope, 131_072)
     position = 131_071
     for pair in range(4):
         angle = math.fmod(position * 10_000.0 ** (-2 * pair / 8), 2 * math.pi)
-        assert cos[position, pair].item() == pytest.approx(math.cos(angle), abs=1e-7)
-        assert sin[position, pair + 4].item() == pytest.approx(math.sin(angle), abs=1e-7)
+        assert tables.cos_ND[position, pair].item() == pytest.approx(math.cos(angle), abs=1e-7)
+        assert tables.sin_ND[position, pair + 4].item() == pytest.approx(math.sin(angle), abs=1e-7)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -199,9 +203,9 @@ def test_the_attention_factor_lengthens_what_turns() -> None:
 
 def test_partial_rotation_leaves_the_rest() -> None:
     x = torch.randn(5, 3, 12)
-    cos, sin = rope_tables(Rope(100.0, 8), 5)
-    turned = rotate(x, cos[:, None], sin[:, None])
-    torch.testing.assert_close(turned[..., :8], rotate(x[..., :8], cos[:, None], sin[:, None]))
+    turn = _tables(Rope(100.0, 8), 5).at(torch.arange(5))
+    turned = turn(x)
+    torch.testing.assert_close(turned[..., :8], turn(x[..., :8].contiguous()))
     assert torch.equal(turned[..., 8:], x[..., 8:])
 
 
@@ -228,13 +232,24 @@ def test_what_is_not_known_is_refused_by_name(rope: Rope, field: str) -> None:
         rope_angles(rope, Reach(4, 0, 64))
 
 
-@pytest.mark.parametrize(
-    "rope", [Rope(1e4, 64, interleaved=True), LONGROPE, Rope(1e6, 32, scaling="proportional")]
-)
-def test_plain_tables_are_refused_where_they_would_be_wrong(rope: Rope) -> None:
-    assert unsupported_rope(rope) is None
-    with pytest.raises(UnsupportedModel):
-        rope_tables(rope, 4)
+def test_a_limit_that_chooses_the_angles_is_said() -> None:
+    def spec(rope: Rope | None) -> ModelSpec:
+        mixer = Attention(2, 2, 64, 64, rope=rope)
+        layers = (LayerSpec(0, mixer, Dense(8, "silu", True)),)
+        return ModelSpec(
+            *("llama", "LlamaForCausalLM", "llama", "decoder", 128, 16, MAX_POSITIONS, layers),
+            *(Norm("rms", 1e-5), Positions("rope"), True, "float32"),
+        )
+
+    assert "long factors" in str(length_note(spec(LONGROPE), 4097))
+    assert "short factors" in str(length_note(spec(LONGROPE), 4096))
+    for rope in (None, Rope(1e4, 64), ROPES["yarn"][0]):
+        assert length_note(spec(rope), 4097) is None
+    # One fingerprint over all layers, none where nothing turns.
+    assert model_rope_fingerprint(spec(None), 64) is None
+    assert model_rope_fingerprint(spec(LONGROPE), 64) != model_rope_fingerprint(
+        spec(LONGROPE), 8192
+    )
 
 
 def test_fingerprints_tell_apart_what_turns_otherwise() -> None:
@@ -254,9 +269,7 @@ def test_fingerprints_tell_apart_what_turns_otherwise() -> None:
     assert len(set(prints)) == len(prints)
     assert fingerprint(replace(base, scaling="linear", factor=1.0)) == fingerprint(base)
     # The same model served with two limits turns otherwise, and only for such kinds.
-    assert length_dependent(LONGROPE)
     assert fingerprint(LONGROPE, 4096) != fingerprint(LONGROPE, 8192)
-    assert not length_dependent(base)
     assert fingerprint(base, 4096) == fingerprint(base, 8192)
 
 

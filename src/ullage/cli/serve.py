@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -174,9 +175,13 @@ def _pooler_config(text: str | None) -> dict[str, object] | None:
 
 
 def _announce(url: str, served: Engine | Embedder) -> None:
+    from ullage.engine.rope_scaling import length_note
+
     pool = getattr(served, "pool", None)
     if pool is None:
         said = f"embeddings of texts of up to {served.max_model_len:,} tokens"
     else:
         said = f"{pool.num_tokens:,} tokens of KV in {pool.num_blocks:,} blocks"
+        if note := length_note(served.spec, served.max_model_len):
+            print(note, file=sys.stderr, flush=True)
     print(f"ready on {url}: {said}", flush=True)

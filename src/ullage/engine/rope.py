@@ -11,22 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ullage.engine.rope_scaling import Angles, Reach, rope_angles, unsupported_rope
-from ullage.errors import UnsupportedModel
+from ullage.engine.rope_scaling import Angles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from ullage.anatomy.spec import Rope
-
-__all__ = [
-    "RotaryTables",
-    "Turn",
-    "rope_tables",
-    "rotary_tables",
-    "rotate",
-    "unsupported_rope",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,36 +63,6 @@ def rotary_tables(angles: Angles, num_positions: int) -> RotaryTables:
         return torch.from_numpy(x_ND)
 
     return RotaryTables(spread(np.cos(angles_NP)), spread(np.sin(angles_NP)), angles.interleaved)
-
-
-def rope_tables(
-    rope: Rope, num_positions: int, *, head_dim: int | None = None, max_positions: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of a rope whose pairs lie half of its dimensions apart.
-
-    Raises UnsupportedModel, also for interleaved pairs (take `rotary_tables`) and for scalings
-    that ask for a length or a head_dim that was not given.
-    """
-    missing = _missing(rope, head_dim, max_positions)
-    if missing is not None:
-        raise missing
-    tables = rotary_tables(
-        rope_angles(rope, Reach(num_positions, max_positions or 0, head_dim or rope.rotary_dim)),
-        num_positions,
-    )
-    return tables.cos_ND, tables.sin_ND
-
-
-def _missing(
-    rope: Rope, head_dim: int | None, max_positions: int | None
-) -> UnsupportedModel | None:
-    if rope.interleaved:
-        return UnsupportedModel("interleaved rope pairs are not run here", field="rope_interleave")
-    if rope.scaling in ("dynamic", "longrope") and max_positions is None:
-        return UnsupportedModel(f"{rope.scaling} rope is not run here", field="rope_scaling")
-    if rope.scaling == "proportional" and head_dim is None:
-        return UnsupportedModel("proportional rope is not run here", field="rope_scaling")
-    return None
 
 
 def rotate(

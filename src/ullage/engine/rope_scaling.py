@@ -97,9 +97,22 @@ def unsupported_rope(rope: Rope) -> UnsupportedModel | None:
     return None
 
 
-def length_dependent(rope: Rope) -> bool:
-    """Whether max_model_len changes the angles of every position, not only how many there are."""
-    return rope.scaling in ("dynamic", "longrope")
+def length_note(spec: ModelSpec, max_model_len: int) -> str | None:
+    """One sentence where max_model_len chose the angles of every position; None where it did not.
+
+    Short texts then turn otherwise than on a server with a lower limit.
+    """
+    for layer in spec.layers:
+        rope = layer.mixer.rope if isinstance(layer.mixer, Attention) else None
+        if rope is None or rope.scaling != "longrope":
+            continue
+        original = _original(rope)
+        kind = "long" if max_model_len > original else "short"
+        return (
+            f"longrope turns every position by its {kind} factors, since --max-model-len is "
+            f"{max_model_len:,} and the original length {original:,}"
+        )
+    return None
 
 
 def rope_fingerprint(angles: Iterable[Angles | None]) -> str:
