@@ -22,7 +22,7 @@ from typing import TypeVar
 from ullage.engine.engine import Engine, Output
 from ullage.engine.lora import LoraAdapter
 from ullage.engine.reports import CancelReport
-from ullage.engine.request import FinishReason, Request, SamplingParams, State
+from ullage.engine.request import FinishReason, Request, SamplingParams
 from ullage.errors import BadInput, UllageError
 from ullage.serving.metrics import EngineMetrics
 from ullage.serving.trace import NoTrace, Trace
@@ -61,6 +61,8 @@ class Cancelled(Refused):
 
 class DeadlinePassed(UllageError):
     """A request that was not finished by the time its sender named."""
+
+    status = 408
 
 
 class NotFinite(UllageError):
@@ -342,7 +344,7 @@ class EngineLoop:
         self._trace.ended(request)
         first = choice - request.index
         choices = ticket.requests[first : first + ticket.params.n]
-        if all(one.state is State.FINISHED for one in choices):
+        if not any(one.id in self._live for one in choices):
             self._metrics.observe_choices(choices)
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
