@@ -11,7 +11,6 @@ memory, exit 0 at SIGTERM under load. Writes RESULTS.md beside itself:
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
@@ -20,16 +19,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from soak_client import Outcome, send
-from soak_load import Disturbances, Disturbed, Phase, PhaseResult, run_phases
-from soak_plan import Ask, Limits, make_asks, read_trace
-from soak_server import Served, serve
-from soak_watch import MemoryLog, come_to_rest, get, percentile
+from soak_load import Disturbances
+from soak_plan import Limits, read_trace
+from soak_run import GROWTH_LIMIT_BYTES, SLOPE_LIMIT_BYTES, Soaked, Subject, soak
+from soak_watch import percentile
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "startup"))
@@ -41,38 +36,6 @@ import ullage
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("RESULTS.md")
 TRACE = REPOSITORY.parent / "shared" / "traces" / "mooncake-conversation.jsonl"
-# Bytes that a request may add to the resident memory for good, and all of them together.
-SLOPE_LIMIT_BYTES = 1024
-GROWTH_LIMIT_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A model to soak: how it is served, and how the trace is cut for it."""
-
-    name: str
-    path: str
-    flags: tuple[str, ...]
-    limits: Limits
-    concurrency: int
-    adapters: dict[str, str]
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Soaked:
-    """What one soak found. `problems` is empty when all held."""
-
-    subject: Subject
-    phases: tuple[PhaseResult, ...]
-    disturbed: Disturbed
-    kv: dict[str, float]
-    slope_bytes: float
-    growth_bytes: int
-    last_bytes: int
-    drained: Counter[str]
-    exit_code: int
-    problems: tuple[str, ...]
 
 
 def tiny(folder: Path) -> Subject:
@@ -107,116 +70,17 @@ def smollm2(_: Path) -> Subject:
     )
 
 
-SUBJECTS = {"tiny": tiny, "smollm2": smollm2}
+SUBJECTS = {"tiny": (tiny, 5000), "smollm2": (smollm2, 1000)}
 
 
-def phases_of(num_requests: int, concurrency: int) -> list[Phase]:
-    """A tenth to measure capacity, four tenths at 4× of it, the rest at 0.9× of it."""
-    tenth = num_requests // 10
-    return [
-        Phase("closed loop", tenth, concurrency=concurrency),
-        Phase("overload", 4 * tenth, load=4.0),
-        Phase("steady", num_requests - 5 * tenth, load=0.9),
-    ]
-
-
-def soak(subject: Subject, trace: Path, num_requests: int) -> Soaked:
-    """All phases, the rest, then SIGTERM while requests run."""
-    rows = read_trace(trace)
-    served_adapters = [name for name in subject.adapters if name != "swapped"]
-    asks = make_asks(rows, num_requests, subject.limits, served_adapters)
-    last = list(make_asks(rows, 40, subject.limits, served_adapters, seed=1))
-    with started(subject) as served:
-        memory = MemoryLog(served.pid)
-        swapped = subject.adapters.get("swapped")
-        disturbances = Disturbances(
-            cancel_every_s=3.0,
-            cancel_percent=10,
-            swap_every_s=0.7 if swapped else 0.0,
-            adapter=("swapped", swapped) if swapped else None,
-        )
-        phases = phases_of(num_requests, subject.concurrency)
-        results, disturbed = asyncio.run(
-            run_phases(served.target, asks, phases, disturbances, memory)
-        )
-        problems = [
-            f"{result.phase.name}: {outcome.kind} {outcome.note} (request {outcome.ask.number})"
-            for result in results
-            for outcome in result.outcomes
-            if outcome.kind in ("fault", "unconnected")
-        ]
-        problems += disturbed.faults
-        num_answered = sum(len(result.outcomes) for result in results)
-        if num_answered != num_requests:
-            problems.append(f"{num_requests} requests sent, {num_answered} outcomes")
-        try:
-            asyncio.run(come_to_rest(served.target))
-        except TimeoutError as error:
-            problems.append(str(error))
-        kv = json.loads(get(served.target, "/ullage/kv")[1])
-        problems += leaks(kv)
-        warm_after = num_requests // 2
-        slope_bytes = memory.slope_bytes_per_request(warm_after)
-        growth_bytes = memory.growth_bytes(warm_after)
-        if slope_bytes > SLOPE_LIMIT_BYTES or growth_bytes > GROWTH_LIMIT_BYTES:
-            problems.append(
-                f"memory grows: {slope_bytes:.0f} bytes a request, {growth_bytes} in all"
-            )
-        drained, exit_code, log = asyncio.run(end_under_load(served, last))
-        problems += [
-            f"SIGTERM: {outcome.kind} {outcome.note}"
-            for outcome in drained
-            if outcome.kind not in ("complete", "refused", "rejected", "unconnected", "expired")
-        ]
-        if exit_code != 0 or log:
-            problems.append(f"exit code {exit_code}, stderr {log[-500:]!r}")
-        return Soaked(
-            subject,
-            tuple(results),
-            disturbed,
-            kv,
-            slope_bytes,
-            growth_bytes,
-            memory.samples[-1][1],
-            Counter(outcome.kind for outcome in drained),
-            exit_code,
-            tuple(problems),
-        )
-
-
-@contextmanager
-def started(subject: Subject) -> Iterator[Served]:
-    flags = [*subject.flags, "--enable-control-routes"]
-    if subject.adapters:
-        flags += ["--enable-lora", "--lora-modules"]
-        flags += [f"{name}={path}" for name, path in subject.adapters.items() if name != "swapped"]
-    with serve([subject.path, *flags], subject.threads) as served:
-        yield served
-
-
-def leaks(kv: dict[str, float]) -> list[str]:
-    """What /ullage/kv says is still held; every block must be free or cached, and free counts."""
-    found = []
-    if kv["used_blocks"] != 0 or kv["free_blocks"] != kv["num_blocks"]:
-        found.append(f"{kv['used_blocks']} of {kv['num_blocks']} blocks are still held")
-    if kv["holders"] or kv["running"] or kv["waiting"]:
-        found.append(f"{kv['running']} run, {kv['waiting']} wait, holders {kv['holders']}")
-    return found
-
-
-async def end_under_load(served: Served, asks: Sequence[Ask]) -> tuple[list[Outcome], int, str]:
-    """Send `asks` from clients that stay, SIGTERM when the first have begun, wait for all."""
-    staying = [ask for ask in asks if ask.leaves is None]
-    sent = [asyncio.ensure_future(send(served.target, ask)) for ask in staying]
-    while (await running(served)) == 0 and not all(task.done() for task in sent):
-        await asyncio.sleep(0.01)
-    code, log = await asyncio.to_thread(served.terminate)
-    return list(await asyncio.gather(*sent)), code, log
-
-
-async def running(served: Served) -> int:
-    return int(
-        json.loads((await asyncio.to_thread(get, served.target, "/ullage/kv"))[1])["running"]
+def disturbances(subject: Subject) -> Disturbances:
+    """A cancel of the oldest tenth every few seconds, an adapter that comes and goes."""
+    swapped = subject.adapters.get("swapped")
+    return Disturbances(
+        cancel_every_s=3.0,
+        cancel_percent=10,
+        swap_every_s=0.7 if swapped else 0.0,
+        adapter=("swapped", swapped) if swapped else None,
     )
 
 
@@ -279,19 +143,20 @@ def section(found: Soaked) -> list[str]:
 def main() -> int:
     """Soak, write RESULTS.md, print it; 1 when anything did not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--requests", type=int, help="default: 5000 tiny, 1000 smollm2")
     parser.add_argument("--model", choices=[*SUBJECTS, "all"], default="all")
     parser.add_argument("--trace", type=Path, default=TRACE)
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    chosen = SUBJECTS if args.model == "all" else {args.model: SUBJECTS[args.model]}
+    chosen = list(SUBJECTS) if args.model == "all" else [args.model]
+    rows = read_trace(args.trace)
     lines = [
         "# Soak of `ullage serve`",
         "",
-        f"{args.requests} requests with lengths and shared prefixes of {args.trace.name}; a tenth "
-        "in a closed loop measures capacity, four tenths arrive at 4× of it, the rest at 0.9×. Every "
-        "request must be answered whole, refused with Retry-After (429), ended by its own deadline "
-        "(408), or said to be cancelled; made by `benchmarks/soak/run.py`.",
+        f"Requests with lengths and shared prefixes of {args.trace.name}; a tenth in a closed loop "
+        "measures capacity, four tenths arrive at 4× of it, the rest at 0.9×. Each must be "
+        "answered whole, refused with Retry-After (429), ended by its own deadline (408), or said "
+        "to be cancelled. Made by `benchmarks/soak/run.py`.",
         "",
         f"ullage {ullage.__version__} · Python {platform.python_version()} · "
         f"{cpu_name()} × {os.cpu_count()} · load {os.getloadavg()[0]:.1f} · "
@@ -300,8 +165,10 @@ def main() -> int:
     ]
     failed = False
     with tempfile.TemporaryDirectory(prefix="ullage-soak-") as scratch:
-        for make in chosen.values():
-            found = soak(make(Path(scratch)), args.trace, args.requests)
+        for name in chosen:
+            make, usual = SUBJECTS[name]
+            subject = make(Path(scratch))
+            found = soak(subject, rows, args.requests or usual, disturbances(subject))
             failed |= bool(found.problems)
             part = section(found)
             print("\n".join(part), flush=True)
