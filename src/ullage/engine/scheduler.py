@@ -278,7 +278,9 @@ class Scheduler:
         while self._seats_short() or self._blocks_short(request, hit) > 0:
             if not self._yields(request):
                 return "kv_blocks"
-            self._preempt(self.running[-1], draft)
+            victim, cause = self.running[-1], "max_num_seqs" if self._seats_short() else "kv_blocks"
+            self._preempt(victim, draft)
+            _count(draft.waits, cause, 1 + len(victim.followers))
         return None
 
     def _seats_short(self) -> bool:
