@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ullage.engine.admission import Pace
-from ullage.engine.attention import ATTENTION_PATHS
+from ullage.engine.attention import choose_path
 from ullage.engine.batch import Batch, build_batch
 from ullage.engine.blocks import BlockPool
 from ullage.engine.compiled import DTYPES, CompiledDecoder, fastest
@@ -90,7 +90,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self.tables, scheduler_limits(options))
         self._decoder = decoder
-        self._attention = ATTENTION_PATHS[options.attention](self.kv)
+        self.attention, self._attention = choose_path(options.attention, self.kv)
         self.loras: dict[str, LoraAdapter] = {}
         self._live: dict[str, _Live] = {}
         self._deadlines: list[tuple[float, int, Request]] = []

@@ -48,7 +48,7 @@ class EngineOptions:
     block_size: int = 16
     kv_cache_memory_bytes: int = DEFAULT_KV_CACHE_MEMORY_BYTES
     quantization: str = "none"
-    attention: str = "gathered"
+    attention: str = "auto"
     enable_lora: bool = False
     max_loras: int = 8
     max_lora_rank: int = 16

@@ -7,6 +7,7 @@ cap, which SDPA does not know.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,9 @@ class _Gather:
     bias: torch.Tensor | None
 
 
+_Fill = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionRule, torch.Tensor], None]
+
+
 class GatheredAttention:
     """Blocks are copied to a workspace, then SDPA with grouped KV heads reads them in one piece.
 
@@ -48,10 +52,7 @@ class GatheredAttention:
         self._workspace_v = torch.empty(num_elements)
 
     def prepare(self, batch: Batch) -> AttentionStep:
-        plans: dict[tuple[int, AttentionRule], list[_Gather]] = {}
-        # What a lossy cache gives back must not depend on how a prompt was cut into chunks.
-        is_exact = self._kv.format.is_exact
-        fresh = [span for span in batch.prefills if span.start == 0 and is_exact]
+        fill = self.prepare_into(batch)
 
         def attend(
             layer: int,
@@ -61,6 +62,26 @@ class GatheredAttention:
             rule: AttentionRule,
         ) -> torch.Tensor:
             out_THD = torch.empty_like(q_THD)
+            fill(layer, q_THD, k_TKD, v_TKD, rule, out_THD)
+            return out_THD
+
+        return attend
+
+    def prepare_into(self, batch: Batch) -> _Fill:
+        """As `prepare`, but the step writes the batch's rows into the tensor given last."""
+        plans: dict[tuple[int, AttentionRule], list[_Gather]] = {}
+        # What a lossy cache gives back must not depend on how a prompt was cut into chunks.
+        is_exact = self._kv.format.is_exact
+        fresh = [span for span in batch.prefills if span.start == 0 and is_exact]
+
+        def fill(
+            layer: int,
+            q_THD: torch.Tensor,
+            k_TKD: torch.Tensor,
+            v_TKD: torch.Tensor,
+            rule: AttentionRule,
+            out_THD: torch.Tensor,
+        ) -> None:
             group = self._kv.layout.group_of[layer]
             if (group, rule) not in plans:
                 plans[group, rule] = _plan(batch, fresh, group, rule, self._kv.block_size)
@@ -78,9 +99,8 @@ class GatheredAttention:
                 causal = plain and (rule.window is None or span.count <= rule.window)
                 bias = None if causal else _bias((span,), [0], span.count, rule)
                 out_THD[rows] = _attend(q_BTHD, k_BSKD, v_BSKD, bias, rule, causal=causal)[0]
-            return out_THD
 
-        return attend
+        return fill
 
     def _gather(self, layer: int, gather: _Gather) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V as [sequences, positions, kv_heads, dim], lying in the workspace."""
