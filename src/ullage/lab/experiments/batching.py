@@ -81,7 +81,7 @@ def run(setting: Setting) -> Result:
     single, static, continuous = outcomes[:3]
     if setting.url is None:
         # All requests are sent at once and the engine itself forms the groups.
-        flags = {"scheduling": "static", "max_num_seqs": most}
+        flags: dict[str, int | str] = {"scheduling": "static", "max_num_seqs": most}
         setting.progress("batching: the engine's own static scheduling")
         with served(setting, flags) as server:
             load = Load(SCHEDULER, most, sent_at_once=len(lengths.rows))

@@ -165,9 +165,9 @@ def _priced(engine: Engine, tokens: int) -> int:
 
 
 def _blocks_touched(engine: Engine, tokens: int) -> int:
-    """Run a prompt and end it; how many blocks it wrote, which the next request gets first."""
-    tokens = min(tokens, engine.max_model_len - 2)
-    (request,) = engine.add_request("warm", _prompt(engine, tokens, seed=999), _greedy(1))
+    """Run a prompt and a few steps more; how many blocks were written, which are used again."""
+    tokens = min(tokens, engine.max_model_len - 4)
+    (request,) = engine.add_request("warm", _prompt(engine, tokens, seed=999), _greedy(3))
     touched = 0
     while request.state is not State.FINISHED:
         engine.step()
