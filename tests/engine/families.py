@@ -92,13 +92,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         "Phi3Config",
         sliding_window=None,
         # Lower than any sequence that is compared: the reference changes its angles at this length.
-        original_max_position_embeddings=32,
+        original_max_position_embeddings=16,
         rope_parameters={
             "rope_type": "longrope",
             "rope_theta": 10_000.0,
             "short_factor": [1.0 + i / 16 for i in range(8)],
             "long_factor": [1.0 + i for i in range(8)],
-            "original_max_position_embeddings": 32,
+            "original_max_position_embeddings": 16,
         },
     ),
     "gpt2": _config("GPT2Config", OLDER, n_embd=64, n_layer=3, n_head=4, n_positions=512),
