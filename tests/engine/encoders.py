@@ -20,6 +20,13 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 130,
     "initializer_range": 0.3,
 }
+SPECIAL = {
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
 # Name → its configuration and class in transformers, and what differs from COMMON.
 ENCODERS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertModel", {}),
@@ -37,19 +44,37 @@ ENCODERS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "electra": ("ElectraConfig", "ElectraModel", {"embedding_size": 32}),
     "electra-unprojected": ("ElectraConfig", "ElectraModel", {"embedding_size": 64}),
     "mpnet": ("MPNetConfig", "MPNetModel", {}),
+    "megatron-bert": ("MegatronBertConfig", "MegatronBertModel", {}),
+    "roberta-prelayernorm": (
+        "RobertaPreLayerNormConfig",
+        "RobertaPreLayerNormModel",
+        {"pad_token_id": 1},
+    ),
+    "xlm-roberta-xl": ("XLMRobertaXLConfig", "XLMRobertaXLModel", {"pad_token_id": 1}),
+    "nomic": ("NomicBertConfig", "NomicBertModel", {}),
+    "modernbert": (
+        "ModernBertConfig",
+        "ModernBertModel",
+        {**SPECIAL, "global_attn_every_n_layers": 2, "local_attention": 16},
+    ),
+    "eurobert": ("EuroBertConfig", "EuroBertModel", {**SPECIAL, "num_key_value_heads": 2}),
 }
 MEAN = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
 
 
 def write_encoder(
-    kind: str, directory: Path, pooling: Mapping[str, Any] = MEAN, normalize: bool = True
+    kind: str,
+    directory: Path,
+    pooling: Mapping[str, Any] = MEAN,
+    normalize: bool = True,
+    **more: Any,
 ) -> Path:
     """A tiny random encoder with sentence-transformers' side files and a word-level tokenizer."""
     import transformers
 
     config_class, model_class, keys = ENCODERS[kind]
     torch.manual_seed(7)
-    config = getattr(transformers, config_class)(**{**COMMON, **keys})
+    config = getattr(transformers, config_class)(**{**COMMON, **keys, **more})
     model = getattr(transformers, model_class)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

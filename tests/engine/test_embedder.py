@@ -177,6 +177,15 @@ def test_options_that_do_not_fit_are_refused_by_flag(
         Embedder.load(bert, options())
 
 
+def test_a_batch_holds_the_longest_text_where_nothing_else_was_asked(tmp_path: Path) -> None:
+    directory = write_encoder("modernbert", tmp_path, max_position_embeddings=600)
+    embedder = Embedder.load(directory)
+    assert (embedder.max_model_len, embedder.max_num_batched_tokens) == (600, 600)
+    shorter = Embedder.load(directory, EngineOptions(max_model_len=100))
+    assert (shorter.max_model_len, shorter.max_num_batched_tokens) == (100, 512)
+    assert embedder.embed([list(range(4, 304)) * 2]).shape == (1, 64)
+
+
 def test_texts_that_cannot_be_embedded_are_refused_whole(bert: Path) -> None:
     embedder = Embedder.load(bert, EngineOptions(max_model_len=20))
     embedder.require_fits([319] * 20)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ullage.anatomy import Model, load
 from ullage.anatomy.spec import ModelSpec
-from ullage.engine.encoder import Encoder
+from ullage.engine.encoder import Encoder, max_tokens
 from ullage.engine.encoder_support import require_encoder
 from ullage.engine.encoder_weights import EncoderWeights
 from ullage.engine.linear import LINEARS
@@ -59,6 +59,7 @@ class Embedder:
         self.pooling = pooling
         self.options = options
         self.max_model_len = max_model_len
+        self.max_num_batched_tokens = _max_num_batched_tokens(options, max_model_len)
         self._encoder = encoder
         self._matryoshka = matryoshka
 
@@ -91,8 +92,9 @@ class Embedder:
         place = found.files.path
         pooling = read_pooling(place if place.is_dir() else place.parent, pooler_config)
         max_model_len = _max_model_len(spec, pooling, options)
+        _max_num_batched_tokens(options, max_model_len)  # refuse before reading the weights
         tokenizer = load_tokenizer(found)
-        encoder = Encoder(spec, EncoderWeights(found), LINEARS[options.quantization])
+        encoder = Encoder(spec, EncoderWeights(found), LINEARS[options.quantization], max_model_len)
         nested = _matryoshka(found.files.config or {})
         return cls(encoder, tokenizer, pooling, options, max_model_len, nested)
 
@@ -209,22 +211,29 @@ def _matryoshka(config: Mapping[str, object]) -> Matryoshka | None:
 def _max_model_len(spec: ModelSpec, pooling: Pooling, options: EngineOptions) -> int:
     """The longest text: what sentence-transformers' files say, else what the positions reach.
 
-    vLLM 0.32 derives it so (config/model.py). Raises BadUsage for a flag above it, and for a batch
-    that the longest text would not fit in: a text is never cut in two.
+    vLLM 0.32 derives it so (config/model.py). Raises BadUsage for a flag above it.
     """
-    padding = spec.positions.padding_id
-    reach = spec.positions.table_rows - (0 if padding is None else padding + 1)
+    reach = max_tokens(spec)
     own = min(reach, pooling.max_seq_length or reach)
     asked = options.max_model_len
     if asked is not None and not 1 <= asked <= own:
         raise BadUsage(
             str(asked), field="--max-model-len", expected=f"1 to {own}, the model's own limit"
         )
-    longest = own if asked is None else asked
-    if longest > options.max_num_batched_tokens:
+    return own if asked is None else asked
+
+
+def _max_num_batched_tokens(options: EngineOptions, longest: int) -> int:
+    """What a batch may hold; where nothing was asked for, at least the longest text.
+
+    As in vLLM 0.32 (engine/arg_utils.py), since a text is never cut in two. Raises BadUsage for a
+    flag below that.
+    """
+    asked, usual = options.max_num_batched_tokens, EngineOptions().max_num_batched_tokens
+    if asked < longest and asked != usual:
         raise BadUsage(
-            f"{options.max_num_batched_tokens} tokens in one batch",
+            f"{asked} tokens in one batch",
             field="--max-num-batched-tokens",
             expected=f"at least {longest}, the longest text",
         )
-    return longest
+    return max(asked, longest)

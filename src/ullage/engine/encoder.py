@@ -3,108 +3,85 @@
 There is no KV cache here, and nothing to keep: keys and values serve a token that comes later, and
 no token comes later. A text's tokens all go through a layer together, once, and what is left is
 the hidden state. Hence no blocks, no prefill and decode, no preemption; what is scheduled is whole
-texts. Pooling is `pooling`, weights are found by `encoder_weights`.
+texts. Pooling is `pooling`, weights become layers in `encoder_layer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 
-from ullage.anatomy.spec import Attention, Dense, ModelSpec
-from ullage.engine.encoder_bias import bucketed_bias
+from ullage.anatomy.spec import Attention, ModelSpec, Rope
+from ullage.engine.encoder_bias import bucketed_bias, window_bias
+from ullage.engine.encoder_layer import EncoderLayer, encoder_norm, read_layer
 from ullage.engine.encoder_support import require_encoder
 from ullage.engine.encoder_weights import EncoderWeights
-from ullage.engine.linear import Linear, LinearFactory
+from ullage.engine.linear import LinearFactory
+from ullage.engine.rope import Turn, rotary_tables
+from ullage.engine.rope_scaling import Reach, rope_angles
 
-ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """x normalised over its last dimension, then scaled and shifted."""
-
-    weight_E: torch.Tensor
-    bias_E: torch.Tensor | None
-    eps: float
-
-    def __call__(self, x_TE: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x_TE, self.weight_E.shape, self.weight_E, self.bias_E, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderLayer:
-    """One layer's weights; a norm stands behind each part, over its sum with the residual."""
-
-    num_heads: int
-    head_dim: int
-    scale: float
-    qkv: Linear
-    output: Linear
-    mixer_norm: LayerNorm
-    up: Linear
-    down: Linear
-    feed_forward_norm: LayerNorm
-    activation: Callable[[torch.Tensor], torch.Tensor]
+# Texts of one length that lie side by side: the length, and how many.
+Run = tuple[int, int]
 
 
 class Encoder:
     """Runs batches of whole texts of any lengths, without padding."""
 
-    def __init__(self, spec: ModelSpec, weights: EncoderWeights, linear: LinearFactory) -> None:
-        """Raises UnsupportedModel for a spec it would not run exactly."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: EncoderWeights,
+        linear: LinearFactory,
+        max_model_len: int | None = None,
+    ) -> None:
+        """`max_model_len` None: as long as positions reach. Raises UnsupportedModel."""
         require_encoder(spec)
         self.spec = spec
         self._embedding_VE = weights.tensor("embed")
-        positions_PE = weights.tensor("positions")
-        if spec.token_types:
-            # Every token is of the first type, so the type's row can lie in the positions already.
-            positions_PE = positions_PE + weights.tensor("token_types")[0]
-        self._positions_PE = positions_PE
-        self._embedding_norm = self._norm(weights, "embed_norm")
+        # Every token is of the first type.
+        self._type_E = weights.tensor("token_types")[0] if spec.token_types else None
+        self._positions_PE = weights.optional("positions")
+        self._embedding_norm = (
+            encoder_norm(spec, weights, "embed_norm") if spec.embedding_norm else None
+        )
         project = weights.optional("project_in")
         self._project = (
             None
             if project is None
             else linear(project, weights.tensor("project_in", suffix=".bias"))
         )
-        table = dict(spec.family_sizes).get("relative_attention_num_buckets")
-        self._bias_RH = None
-        if table is not None:
-            heads = dict(spec.family_sizes)["num_attention_heads"]
-            self._bias_RH = weights.named("encoder.relative_attention_bias.weight", (table, heads))
-        self._layers = [self._layer(index, weights, linear) for index in range(spec.num_layers)]
-
-    @property
-    def max_tokens(self) -> int:
-        """The longest text that the table of positions reaches."""
-        return self.spec.positions.table_rows - self._first_position
+        self._bias_RH = _bucket_table(spec, weights)
+        longest = min(max_model_len or max_tokens(spec), max_tokens(spec))
+        self._tables = {
+            rope: rotary_tables(
+                rope_angles(rope, Reach(longest, spec.max_positions, head_dim)), longest
+            )
+            for rope, head_dim in _ropes(spec)
+        }
+        self._layers = [
+            read_layer(spec, index, weights, linear) for index in range(spec.num_layers)
+        ]
+        self._final_norm = encoder_norm(spec, weights, "final_norm") if spec.final_norm else None
 
     @property
     def weights_bytes(self) -> int | None:
         """Bytes of all weights; None where a kernel packed some of them."""
-        tensors = [self._embedding_VE, self._positions_PE]
-        norms = [self._embedding_norm]
+        tensors = [self._embedding_VE, self._type_E, self._positions_PE, self._bias_RH]
+        norms = [self._embedding_norm, self._final_norm]
         linears = [] if self._project is None else [self._project]
         for layer in self._layers:
-            norms += [layer.mixer_norm, layer.feed_forward_norm]
-            linears += [layer.qkv, layer.output, layer.up, layer.down]
-        tensors += [t for norm in norms for t in (norm.weight_E, norm.bias_E) if t is not None]
+            norms += layer.norms
+            linears += layer.linears
+        tensors += [t for norm in norms if norm is not None for t in (norm.weight_E, norm.bias_E)]
         for linear in linears:
             if linear.tensors is None:
                 return None
             tensors += linear.tensors
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        held = [tensor for tensor in tensors if tensor is not None]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @torch.inference_mode()
     def forward(self, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -116,90 +93,107 @@ class Encoder:
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         lengths = [len(texts[index]) for index in order]
         runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-        x_TE = self._embed([texts[index] for index in order])
-        biases = [self._bias(length) for length, _ in runs]
+        places_T = torch.cat([torch.arange(length) for length in lengths])
+        x_TE = self._embed([texts[index] for index in order], places_T)
+        turns = {rope: tables.at(places_T) for rope, tables in self._tables.items()}
+        windows = {layer.window for layer in self._layers}
+        biases = {window: [self._bias(window, length) for length, _ in runs] for window in windows}
         for layer in self._layers:
-            mixed_TE = self._attend(layer, x_TE, runs, biases)
-            x_TE = layer.mixer_norm(x_TE + layer.output(mixed_TE))
-            hidden_TF = layer.activation(layer.up(x_TE))
-            x_TE = layer.feed_forward_norm(x_TE + layer.down(hidden_TF))
+            turn = None if layer.rope is None else turns[layer.rope]
+            seen_TE = x_TE if layer.pre_mixer is None else layer.pre_mixer(x_TE)
+            x_TE = x_TE + layer.output(_attend(layer, seen_TE, turn, runs, biases[layer.window]))
+            x_TE = x_TE if layer.post_mixer is None else layer.post_mixer(x_TE)
+            seen_TE = x_TE if layer.pre_feed_forward is None else layer.pre_feed_forward(x_TE)
+            x_TE = x_TE + layer.feed_forward(seen_TE)
+            x_TE = x_TE if layer.post_feed_forward is None else layer.post_feed_forward(x_TE)
+        if self._final_norm is not None:
+            x_TE = self._final_norm(x_TE)
         found = dict(zip(order, torch.split(x_TE, lengths), strict=True))
         return [found[index] for index in range(len(texts))]
 
-    @property
-    def _first_position(self) -> int:
-        padding = self.spec.positions.padding_id
-        return 0 if padding is None else padding + 1
-
-    def _embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _embed(self, texts: Sequence[Sequence[int]], places_T: torch.Tensor) -> torch.Tensor:
         ids_T = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
-        positions_T = torch.cat([self._positions(text) for text in texts])
-        x_TE = F.embedding(ids_T, self._embedding_VE) + F.embedding(positions_T, self._positions_PE)
-        x_TE = self._embedding_norm(x_TE)
+        x_TE = F.embedding(ids_T, self._embedding_VE)
+        if self._positions_PE is not None:
+            rows_T = places_T
+            if self.spec.positions.padding_id is not None:
+                rows_T = torch.cat([self._rows(text) for text in texts])
+            x_TE = x_TE + F.embedding(rows_T, self._positions_PE)
+        if self._type_E is not None:
+            x_TE = x_TE + self._type_E
+        if self._embedding_norm is not None:
+            x_TE = self._embedding_norm(x_TE)
         return x_TE if self._project is None else self._project(x_TE)
 
-    def _positions(self, text: Sequence[int]) -> torch.Tensor:
-        """Rows of the position table. Padding within a text has no number of its own (RoBERTa)."""
+    def _rows(self, text: Sequence[int]) -> torch.Tensor:
+        """Rows of a position table that begins behind the padding token's id (RoBERTa).
+
+        Padding within a text has no number of its own.
+        """
         padding = self.spec.positions.padding_id
-        if padding is None:
-            return torch.arange(len(text))
+        assert padding is not None
         counts_T = torch.tensor([token != padding for token in text], dtype=torch.int64)
         return counts_T.cumsum(0) * counts_T + padding
 
-    def _bias(self, length: int) -> torch.Tensor | None:
-        return None if self._bias_RH is None else bucketed_bias(self._bias_RH, length)
+    def _bias(self, window: int | None, length: int) -> torch.Tensor | None:
+        """What is added to the scores of a text: by distance, and −∞ beyond a window."""
+        if self._bias_RH is not None:
+            return bucketed_bias(self._bias_RH, length)
+        return None if window is None else window_bias(window, length)
 
-    def _attend(
-        self,
-        layer: EncoderLayer,
-        x_TE: torch.Tensor,
-        runs: Sequence[tuple[int, int]],
-        biases: Sequence[torch.Tensor | None],
-    ) -> torch.Tensor:
-        """Attention within each text; `runs` are (length, texts) in the order of the rows."""
-        qkv_TO = layer.qkv(x_TE)
-        heads_T3HD = qkv_TO.view(len(x_TE), 3, layer.num_heads, layer.head_dim)
-        out_TE = torch.empty_like(x_TE[:, : layer.num_heads * layer.head_dim])
-        first = 0
-        for (length, count), bias_HSS in zip(runs, biases, strict=True):
-            last = first + length * count
-            rows = heads_T3HD[first:last].view(count, length, 3, layer.num_heads, layer.head_dim)
-            q_NHSD, k_NHSD, v_NHSD = rows.permute(2, 0, 3, 1, 4)
-            mixed_NHSD = F.scaled_dot_product_attention(
-                q_NHSD, k_NHSD, v_NHSD, attn_mask=bias_HSS, scale=layer.scale
-            )
-            out_TE[first:last] = mixed_NHSD.transpose(1, 2).reshape(length * count, -1)
-            first = last
-        return out_TE
 
-    def _norm(self, weights: EncoderWeights, slot: str, layer: int | None = None) -> LayerNorm:
-        bias = weights.optional(slot, layer, ".bias")
-        return LayerNorm(weights.tensor(slot, layer), bias, self.spec.norm.eps)
+def max_tokens(spec: ModelSpec) -> int:
+    """The longest text that the positions reach; a padding token's id takes rows from it."""
+    padding = spec.positions.padding_id
+    if spec.positions.kind != "learned":
+        return spec.max_positions
+    return spec.positions.table_rows - (0 if padding is None else padding + 1)
 
-    def _layer(self, index: int, weights: EncoderWeights, linear: LinearFactory) -> EncoderLayer:
-        spec = self.spec.layers[index]
-        mixer, mlp = spec.mixer, spec.feed_forward
-        assert isinstance(mixer, Attention)
-        assert isinstance(mlp, Dense)
 
-        def product(*slots: str) -> Linear:
-            matrix = [weights.tensor(slot, index) for slot in slots]
-            found = [weights.optional(slot, index, ".bias") for slot in slots]
-            biases = [
-                torch.zeros(len(weight_OI)) if bias_O is None else bias_O
-                for weight_OI, bias_O in zip(matrix, found, strict=True)
-            ]
-            return linear(torch.cat(matrix), torch.cat(biases))
+def _ropes(spec: ModelSpec) -> dict[tuple[Rope, int], None]:
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    return {(mixer.rope, mixer.head_dim): None for mixer in mixers if mixer.rope is not None}
 
-        return EncoderLayer(
-            num_heads=mixer.num_heads,
-            head_dim=mixer.head_dim,
-            scale=mixer.head_dim**-0.5 if mixer.scale is None else mixer.scale,
-            qkv=product("q", "k", "v"),
-            output=product("o"),
-            mixer_norm=self._norm(weights, "post1", index),
-            up=product("up"),
-            down=product("down"),
-            feed_forward_norm=self._norm(weights, "post2", index),
-            activation=ACTIVATIONS[mlp.activation],
+
+def _bucket_table(spec: ModelSpec, weights: EncoderWeights) -> torch.Tensor | None:
+    """MPNet's numbers per bucket of distance and head."""
+    sizes = dict(spec.family_sizes)
+    if "relative_attention_num_buckets" not in sizes:
+        return None
+    shape = (sizes["relative_attention_num_buckets"], sizes["num_attention_heads"])
+    return weights.named("encoder.relative_attention_bias.weight", shape)
+
+
+def _attend(
+    layer: EncoderLayer,
+    x_TE: torch.Tensor,
+    turn: Turn | None,
+    runs: Sequence[Run],
+    biases: Sequence[torch.Tensor | None],
+) -> torch.Tensor:
+    """Attention within each text, [tokens, heads · head_dim]."""
+    heads_TND = layer.qkv(x_TE).view(len(x_TE), -1, layer.head_dim)
+    num_qk = layer.num_heads + layer.num_kv_heads
+    qk_TND, v_TKD = heads_TND[:, :num_qk], heads_TND[:, num_qk:]
+    if turn is not None:
+        qk_TND = turn(qk_TND)
+    q_THD, k_TKD = qk_TND[:, : layer.num_heads], qk_TND[:, layer.num_heads :]
+    out_THD = torch.empty(q_THD.shape)
+    first = 0
+    for (length, count), bias in zip(runs, biases, strict=True):
+        rows = slice(first, first + length * count)
+        q_NHSD, k_NKSD, v_NKSD = (
+            part[rows].view(count, length, -1, layer.head_dim).transpose(1, 2)
+            for part in (q_THD, k_TKD, v_TKD)
         )
+        mixed_NHSD = F.scaled_dot_product_attention(
+            q_NHSD,
+            k_NKSD,
+            v_NKSD,
+            attn_mask=bias,
+            scale=layer.scale,
+            enable_gqa=layer.num_heads != layer.num_kv_heads,
+        )
+        out_THD[rows] = mixed_NHSD.transpose(1, 2).reshape(-1, layer.num_heads, layer.head_dim)
+        first = rows.stop
+    return out_THD.flatten(1)

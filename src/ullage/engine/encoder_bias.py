@@ -1,6 +1,6 @@
-"""Relative positions as a bias on scores: one number per head and distance, far ones in buckets.
+"""What distance adds to scores: a number per head, far ones in buckets; or −∞ beyond a window.
 
-Pure arithmetic, after transformers 5.24's MPNet.
+Pure arithmetic, after transformers 5.24's MPNet and ModernBERT.
 """
 
 from __future__ import annotations
@@ -21,6 +21,18 @@ def bucketed_bias(bias_RH: torch.Tensor, length: int) -> torch.Tensor:
     """
     at = torch.arange(length)
     return bias_RH[bucket(at[None, :] - at[:, None])].permute(2, 0, 1).contiguous()
+
+
+def window_bias(window: int, length: int) -> torch.Tensor | None:
+    """0 for keys up to `window` tokens away on either side, −∞ beyond; None where all are within.
+
+    Float32 [length, length].
+    """
+    if length <= window + 1:
+        return None
+    at = torch.arange(length)
+    far = (at[None, :] - at[:, None]).abs() > window
+    return torch.zeros(length, length).masked_fill(far, float("-inf"))
 
 
 def bucket(distance: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec
+from ullage.engine.rope_scaling import unsupported_rope
 from ullage.errors import UnsupportedModel
 
 # Families whose forward pass was held against transformers 5.24 by tests/engine/test_encoder.py.
@@ -19,13 +20,17 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "distilbert": (),
     "electra": (),
     "mpnet": ("relative_attention_bias.weight",),
+    "megatron-bert": (),
+    "roberta-prelayernorm": (),
+    "xlm-roberta-xl": (),
+    "nomic_bert": (),
+    "modernbert": (),
+    "eurobert": (),
 }
 # Field of the spec → what the encoder can do with. Anything else is refused.
 MODEL_FIELDS: Mapping[str, tuple[object, ...]] = {
     "kind": ("encoder",),
     "encoder_layers": ((),),
-    "final_norm": (False,),
-    "embedding_norm": (True,),
     "embedding_scale": (1.0,),
     "residual_streams": (1,),
     "per_layer_input": (None,),
@@ -37,14 +42,13 @@ MODEL_FIELDS: Mapping[str, tuple[object, ...]] = {
     "judges": (None,),
 }
 NORM_FIELDS: Mapping[str, tuple[object, ...]] = {
-    "kind": ("layer",),
-    "place": ("post",),
+    "kind": ("layer", "rms"),
+    "place": ("pre", "post"),
     "unit_offset": (False,),
     "affine": (True,),
     "beside": (False,),
 }
 ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
-    "window": (None,),
     "chunk": (None,),
     "causal": (False,),
     "qk_norm": (None,),
@@ -54,7 +58,6 @@ ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
     "output_gate": (None,),
     "kv_shared_from": (None,),
     "k_eq_v": (False,),
-    "rope": (None,),
     "sparse_index": (None,),
     "q_lora_rank": (None,),
     "input_size": (None,),
@@ -62,7 +65,6 @@ ATTENTION_FIELDS: Mapping[str, tuple[object, ...]] = {
 }
 DENSE_FIELDS: Mapping[str, tuple[object, ...]] = {
     "activation": ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"),
-    "gated": (False,),
 }
 LAYER_FIELDS: Mapping[str, tuple[object, ...]] = {
     "cross_attention": (None,),
@@ -79,8 +81,8 @@ def require_encoder(spec: ModelSpec) -> None:
     if spec.family not in FAMILIES:
         raise _refusal("family", spec.family, tuple(FAMILIES))
     _require(spec.norm, NORM_FIELDS, "norm.")
-    if spec.positions.kind != "learned":
-        raise _refusal("positions.kind", spec.positions.kind, ("learned",))
+    if spec.positions.kind not in ("learned", "rope"):
+        raise _refusal("positions.kind", spec.positions.kind, ("learned", "rope"))
     naming = naming_for(spec.architecture, spec.model_type, spec.family)
     obeyed = FAMILIES[spec.family]
     own = [e.path for e in naming.extras if e.scope in _OWN_SCOPES and not e.path.endswith(obeyed)]
@@ -102,9 +104,14 @@ def _require_layer(layer: LayerSpec) -> None:
     if not isinstance(feed_forward, Dense):
         raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense",))
     _require(mixer, ATTENTION_FIELDS, where + "mixer.")
-    if (mixer.num_kv_heads, mixer.v_head_dim) != (mixer.num_heads, mixer.head_dim):
-        found = f"{mixer.num_kv_heads} KV heads of {mixer.v_head_dim}"
-        raise _refusal(where + "mixer", found, (f"{mixer.num_heads} of {mixer.head_dim}",))
+    if mixer.rope is not None and (refusal := unsupported_rope(mixer.rope)) is not None:
+        raise refusal
+    if mixer.v_head_dim != mixer.head_dim:
+        raise _refusal(where + "mixer.v_head_dim", mixer.v_head_dim, (mixer.head_dim,))
+    if mixer.num_heads % mixer.num_kv_heads:
+        raise _refusal(
+            where + "mixer.num_kv_heads", mixer.num_kv_heads, (f"divisor of {mixer.num_heads}",)
+        )
     _require(feed_forward, DENSE_FIELDS, where + "feed_forward.")
     _require(layer, LAYER_FIELDS, where)
 

@@ -168,7 +168,7 @@ class EmbeddingLoop:
 
     def _next_batch(self) -> list[_Place]:
         """Texts of one batch, waiting for the first. Empty when it is time to stop."""
-        options = self.embedder.options
+        max_num_seqs = self.embedder.options.max_num_seqs
         with self._wake:
             while not (self._queue or self._stopping):
                 self._metrics.running(0)
@@ -176,8 +176,8 @@ class EmbeddingLoop:
             batch: list[_Place] = []
             if self._stopping:
                 return batch
-            budget = options.max_num_batched_tokens
-            while self._queue and len(batch) < options.max_num_seqs:
+            budget = self.embedder.max_num_batched_tokens
+            while self._queue and len(batch) < max_num_seqs:
                 ticket = self._queue[0]
                 place = _Place(ticket, ticket.next_text)
                 budget -= len(place.token_ids)
@@ -236,5 +236,5 @@ def warm_up(embedder: Embedder) -> None:
     """The shapes to come: the longest text alone, and a full batch of short ones."""
     embedder.embed([(0,) * embedder.max_model_len])
     short = min(8, embedder.max_model_len)
-    count = min(embedder.options.max_num_seqs, embedder.options.max_num_batched_tokens // short)
+    count = min(embedder.options.max_num_seqs, embedder.max_num_batched_tokens // short)
     embedder.embed([(0,) * short] * max(count, 1))

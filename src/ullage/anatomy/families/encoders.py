@@ -39,11 +39,13 @@ ENCODER_ROWS: tuple[Family, ...] = (
         "roberta-prelayernorm",
         **{**_BERT, "place": "pre", "final_norm": True},
         token_types=True,
+        padding_id="pad_token_id",
     ),
     Family(
         "xlm-roberta-xl",
         **{**_BERT, "place": "pre", "final_norm": True, "embedding_norm": False},
         token_types=True,
+        padding_id="pad_token_id",
     ),
     Family("distilbert", **_BERT),
     Family("electra", **_BERT, token_types=True),
