@@ -12,6 +12,8 @@ from typing import Any
 
 Value = int | float | str | None
 MEASURED = "measured"
+CACHED = "cached"
+"""The raster owner of what nobody holds and what is kept for whoever comes."""
 
 
 @dataclass(frozen=True, slots=True)

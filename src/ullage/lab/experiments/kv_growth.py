@@ -14,12 +14,13 @@ from itertools import count
 from ullage.checkup.embedded import private_bytes
 from ullage.checkup.html.words import byte_size, percent
 from ullage.costs.kv import kv_bytes
+from ullage.engine.blocks import BlockPool
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import Request, SamplingParams, State
 from ullage.lab.lengths import Lengths, recorded_lengths, scaled
 from ullage.lab.raster import stretches
-from ullage.lab.result import Axis, Column, Lines, Raster, Result, Series, Table
+from ullage.lab.result import CACHED, Axis, Column, Lines, Raster, Result, Series, Table
 from ullage.lab.setting import Setting
 
 BATCHES, QUICK_BATCHES = (1, 4, 8), (1, 2)
@@ -91,7 +92,8 @@ def run(setting: Setting) -> Result:
             f"{BLOCK_SIZE} tokens. After every step the pool's blocks in use and the process's "
             "private memory (RssAnon) were read.",
             f"The picture: {life.lengths.words}, at most {LIFE_SEQS} at once in a pool of "
-            f"{life.num_blocks} blocks, a new request every {LIFE_EVERY} steps.",
+            f"{life.num_blocks} blocks, a new request every {LIFE_EVERY} steps. Cached: nobody's, "
+            "kept for a prompt that begins alike.",
         ),
         tables=(_table(growths),),
         plots=(_plot(growths), life.raster),
@@ -220,20 +222,23 @@ def _live(setting: Setting, block_bytes: int) -> Life:
             ids = _prompt(engine, prompt, seed=100 + len(requests))
             requests += engine.add_request(f"r{len(requests)}", ids, _greedy(output))
         engine.step()
-        frames.append(dict(_holders(requests)))
+        frames.append(_cached(engine.pool, owner=num_requests) | dict(_holders(requests)))
         held_tokens += engine.tokens_held()
         held_room += engine.pool.num_used * BLOCK_SIZE
         peak = max(peak, engine.pool.num_used)
         if len(requests) == num_requests and not engine.has_work:
             break
     found = stretches(frames)
-    used_rows = {stretch.row for stretch in found}
+    held = [stretch for stretch in found if stretch.owner < num_requests]
     raster = Raster(
         "Which blocks each request held over its life",
         Axis("steps of the engine"),
         Axis("blocks of the pool"),
         engine.pool.num_blocks,
-        tuple(f"{i + 1}: {prompt}+{output}" for i, (prompt, output) in enumerate(lengths.rows)),
+        (
+            *(f"{i + 1}: {prompt}+{output}" for i, (prompt, output) in enumerate(lengths.rows)),
+            CACHED,
+        ),
         found,
     )
     return Life(
@@ -242,9 +247,18 @@ def _live(setting: Setting, block_bytes: int) -> Life:
         engine.pool.num_blocks,
         peak,
         sum(request.num_preemptions for request in requests),
-        len(found) / len(used_rows),
+        len(held) / len({stretch.row for stretch in held}),
         held_tokens / held_room,
     )
+
+
+def _cached(pool: BlockPool, *, owner: int) -> dict[int, int]:
+    """Blocks that nobody holds and whose content the prefix cache can still find."""
+    return {
+        block: owner
+        for block in range(pool.num_blocks)
+        if pool.is_published(block) and pool.references(block) == 0
+    }
 
 
 def _holders(requests: list[Request]) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ullage.checkup.html import svg, words
 from ullage.checkup.html.svg import Frame, Scale
-from ullage.lab.result import MEASURED, Axis, Bars, Lines, Plot, Raster, Series
+from ullage.lab.result import CACHED, MEASURED, Axis, Bars, Lines, Plot, Raster, Series
 from ullage.lab.units import shown
 
 LEFT, TOP, BOTTOM = 62.0, 26.0, 40.0
@@ -131,10 +131,6 @@ def raster(plot: Raster, width: float) -> str:
         body.append(svg.rect(x, y, 11, 11, f"fill {_owner_colour(plot, i)}"))
         body.append(svg.text(x + 16, y + 10, name, kind="axis"))
     return svg.canvas(width, bottom + BOTTOM, plot.title, body)
-
-
-CACHED = "cached"
-"""The owner's name of blocks that nobody holds and that are kept for whoever comes."""
 
 
 def _owner_colour(plot: Raster, owner: int) -> str:
