@@ -58,7 +58,7 @@ def guarded(model_dir: Path) -> Iterator[ServerHandle]:
         served_model_name="tiny",
         api_key=KEY,
         enable_control_routes=True,
-        max_num_queued_reqs=128 * 1024,
+        max_num_queued_reqs=16,
     )
     yield handle
     handle.stop()
@@ -109,8 +109,8 @@ def test_what_is_not_allowed_is_refused(api: Any, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_INPUT)
 def test_both_at_length(api: Any, name: str) -> None:
-    held_to(api, name, GenerationMode.POSITIVE, 200)
-    held_to(api, name, GenerationMode.NEGATIVE, 300)
+    held_to(api, name, GenerationMode.POSITIVE, 100)
+    held_to(api, name, GenerationMode.NEGATIVE, 200)
 
 
 def test_the_document_lists_every_route(described: dict[str, Any]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import httpx2 as httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.serving.clients import eventually, metrics
 from tests.serving.conftest import MODEL
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage
@@ -26,25 +24,6 @@ LONG = {"prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": Tr
 def http(server: ServerHandle) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-def metrics(http: httpx.Client) -> dict[str, float]:
-    """Every sample by name; labels other than model and engine are appended."""
-    found = {}
-    for family in text_string_to_metric_families(http.get("/metrics").text):
-        for sample in family.samples:
-            rest = [
-                v for k, v in sorted(sample.labels.items()) if k not in ("model_name", "engine")
-            ]
-            found["|".join([sample.name, *rest])] = sample.value
-    return found
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_probes(http: httpx.Client) -> None:
@@ -169,25 +148,6 @@ def test_kv_in_use_shows_while_a_request_runs(http: httpx.Client, server: Server
     assert blocks >= 1
     assert seen["ullage_kv_cache_used_bytes"] == round(blocks) * server.engine.kv.bytes_per_block
     assert 0 < seen["ullage_kv_page_utilization_ratio"] <= 1
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_blocks(server: ServerHandle, stream: bool) -> None:
-    with httpx.Client(base_url=server.url, timeout=60) as http:
-        before = metrics(http)["vllm:request_success_total|abort"]
-        body = json.dumps({**LONG, "stream": stream}).encode()
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as raw:
-            raw.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
-                + str(len(body)).encode()
-                + b"\r\n\r\n"
-                + body
-            )
-            eventually(lambda: metrics(http)["vllm:num_requests_running"] == 1)
-        eventually(lambda: metrics(http)["vllm:request_success_total|abort"] == before + 1)
-        assert metrics(http)["ullage_kv_cache_used_bytes"] == 0
-        assert metrics(http)["vllm:num_requests_running"] == 0
 
 
 def test_the_queue_is_bounded(server: ServerHandle) -> None:

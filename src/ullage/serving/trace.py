@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -88,6 +89,8 @@ class Trace:
         except OSError as error:
             # A full disk ends the trace, not the service.
             log.warning("the trace %s ends here: %s", self._path, error.strerror)
+            with suppress(OSError):
+                self._file.close()
             self._file = None
 
 
