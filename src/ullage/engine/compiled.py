@@ -124,7 +124,7 @@ def why_not(decoder: Decoder) -> str | None:
 
 
 def fastest(decoder: Decoder, options: EngineOptions) -> Decoder | CompiledDecoder:
-    """`decoder` with its decode steps compiled, unless it or the options do not allow that."""
+    """`decoder` with its small steps compiled, unless it or the options do not allow that."""
     if options.enforce_eager or options.attention in _ATTENTION_IN_TORCH:
         return decoder
     return decoder if why_not(decoder) is not None else CompiledDecoder(decoder)
@@ -135,10 +135,14 @@ class CompiledDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         """`why_not(decoder)` is None."""
+        from ullage.engine.attention import paged, row_blocks
         from ullage.engine.kernels import step
         from ullage.engine.kernels.attention import EXTRA
+        from ullage.engine.kernels.product import team
 
-        self._step = step
+        self._step, self._team, self._blocks = step, team(), row_blocks
+        self._extra = EXTRA
+        self._least_gathered = paged.LEAST_GATHERED
         self._decoder = decoder
         self.spec = decoder.spec
         # Of one layer, which all are like.
@@ -153,10 +157,6 @@ class CompiledDecoder:
         self._sizes[step.HIDDEN], self._sizes[step.VOCAB] = spec.hidden_size, spec.vocab_size
         self._sizes[step.HEADS], self._sizes[step.KV_HEADS] = layer.num_heads, layer.num_kv_heads
         self._sizes[step.HEAD_DIM] = layer.head_dim
-        group = layer.num_heads // layer.num_kv_heads
-        self._states_NGX = np.empty(
-            (2 * step.ENOUGH_PIECES, group, layer.head_dim + EXTRA), np.float32
-        )
         self._storage: np.typing.NDArray[np.generic] = np.empty(0, np.float32)
         self._kv: KVCache | None = None
         self._buffers = _Buffers(decoder, self._intermediate, 1)
@@ -180,7 +180,7 @@ class CompiledDecoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache, attention: AttentionPath) -> torch.Tensor:
         """Logits float32 [sampled rows, vocab]; writes the batch's K and V into the cache."""
-        if batch.lora or batch.prefills:
+        if batch.lora or any(span.count >= self._least_gathered for span in batch.prefills):
             return self._decoder.forward(batch, kv, attention)
         if self._kv is not kv:
             self._bind(kv)
@@ -195,11 +195,11 @@ class CompiledDecoder:
         return logits_SV
 
     def _run(self, batch: Batch, rows: int, x_TE: torch.Tensor, logits_SV: torch.Tensor) -> None:
-        from ullage.engine.kernels.product import team
-
         assert self._decoder.final_norm is not None
+        spans = batch.decodes + batch.prefills
+        blocks_N4 = self._blocks.row_blocks(spans)
         own = self._buffers
-        team().run(
+        self._team.run(
             self._step.step,
             self._step.num_phases(len(self._layers)),
             self._layers,
@@ -212,7 +212,8 @@ class CompiledDecoder:
             self._storage,
             batch.positions_T.numpy(),
             torch.stack(batch.slots).numpy(),
-            _tables(batch.decodes),
+            blocks_N4,
+            self._blocks.block_tables(spans, len(batch.slots)),
             batch.sampled_rows.numpy(),
             x_TE.numpy(),
             own.normed_TE[:rows],
@@ -221,9 +222,22 @@ class CompiledDecoder:
             own.qkv_TO[:rows],
             own.mixed_TO[:rows],
             own.hidden_TF[:rows],
-            self._states_NGX,
+            self._states(blocks_N4, spans, rows),
             logits_SV.numpy(),
         )
+
+    def _states(
+        self, blocks_N4: np.typing.NDArray[np.int64], spans: Sequence[Span], rows: int
+    ) -> np.typing.NDArray[np.float32]:
+        """Room that the threads share where contexts are cut into parts, [rows, KV heads, parts].
+
+        Of no rows where they are not.
+        """
+        layer, threads = self._decoder.layers[0], self._team.num_threads
+        kv_heads, longest = layer.num_kv_heads, max(span.context for span in spans)
+        parts = self._blocks.num_parts(len(blocks_N4) * kv_heads, longest, threads)
+        group, width = layer.num_heads // kv_heads, layer.head_dim + self._extra
+        return np.empty((rows if parts > 1 else 0, kv_heads, parts, group, width), np.float32)
 
     def _bind(self, kv: KVCache) -> None:
         """Take up the addresses of a cache, which is kept as long as they are."""
@@ -305,14 +319,3 @@ def _address(tensor: torch.Tensor | None) -> int:
         return 0
     assert tensor.is_contiguous()
     return tensor.data_ptr()
-
-
-def _tables(spans: Sequence[Span]) -> np.typing.NDArray[np.int32]:
-    """Block tables int32 [groups, sequences, blocks], filled up with 0."""
-    num_groups = len(spans[0].tables)
-    width = max(len(table) for span in spans for table in span.tables)
-    tables_GTW = np.zeros((num_groups, len(spans), width), np.int32)
-    for row, span in enumerate(spans):
-        for group, table in enumerate(span.tables):
-            tables_GTW[group, row, : len(table)] = table
-    return tables_GTW

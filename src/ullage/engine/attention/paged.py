@@ -16,20 +16,16 @@ import torch
 
 from ullage.engine.attention.gathered import GatheredAttention
 from ullage.engine.attention.protocol import AttentionStep
-from ullage.engine.batch import Batch, Span
+from ullage.engine.attention.row_blocks import block_tables, num_parts, row_blocks
+from ullage.engine.batch import Batch
 from ullage.engine.kernels.attention import EXTRA
-from ullage.engine.kernels.attention_batch import MOST_BLOCK_ROWS, attend_batch
+from ullage.engine.kernels.attention_batch import attend_batch
 from ullage.engine.kernels.product import team
 from ullage.engine.kv import KVCache
-from ullage.engine.layout import FREED
 from ullage.engine.rule import AttentionRule
 
 # Prefill chunks of this many rows are gathered: SDPA's matrix products beat row by row there.
 LEAST_GATHERED = 32
-# Pieces of work that each thread should find, so that the last to finish is soon done.
-_PIECES_PER_THREAD = 4
-# Fewer positions than these are not worth a part of their own.
-_LEAST_PART = 128
 
 
 class PagedAttention:
@@ -53,8 +49,8 @@ class PagedAttention:
         long = tuple(span for span in batch.prefills if span.count >= LEAST_GATHERED)
         fill = self._gathered.prepare_into(replace(batch, decodes=(), prefills=long))
         spans = batch.decodes + tuple(s for s in batch.prefills if s.count < LEAST_GATHERED)
-        blocks_N4 = _blocks(spans)
-        tables_GBW = _tables(spans, len(self._kv.layout.groups))
+        blocks_N4 = row_blocks(spans)
+        tables_GBW = block_tables(spans, len(self._kv.layout.groups))
         longest = max((span.context for span in spans), default=0)
 
         def attend(
@@ -73,7 +69,7 @@ class PagedAttention:
             if rule not in self._slopes:
                 self._slopes[rule] = np.array(rule.slopes, np.float32)
             seen = longest if rule.window is None else min(longest, rule.window)
-            parts = self._parts(len(blocks_N4) * kv_heads, seen)
+            parts = num_parts(len(blocks_N4) * kv_heads, seen, self._team.num_threads)
             size = (tokens, kv_heads, parts, heads // kv_heads, dim + EXTRA)
             if self._states.size < math.prod(size):
                 self._states = np.empty(math.prod(size), np.float32)
@@ -97,37 +93,7 @@ class PagedAttention:
 
         return attend
 
-    def _parts(self, pieces: int, seen: int) -> int:
-        """Into how many parts to cut contexts so that all threads have work."""
-        threads = self._team.num_threads
-        if threads == 1 or pieces >= _PIECES_PER_THREAD * threads:
-            return 1
-        wanted = -(-_PIECES_PER_THREAD * threads // pieces)
-        return max(1, min(wanted, seen // _LEAST_PART))
-
 
 def _as_array(x: torch.Tensor) -> npt.NDArray[np.generic]:
     """numpy knows no bfloat16: its patterns."""
     return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
-
-
-def _blocks(spans: tuple[Span, ...]) -> npt.NDArray[np.int64]:
-    """Rows in blocks of neighbours: first row, how many, its position, its sequence."""
-    blocks = []
-    for sequence, span in enumerate(spans):
-        for skip in range(0, span.count, MOST_BLOCK_ROWS):
-            count = min(MOST_BLOCK_ROWS, span.count - skip)
-            blocks.append((span.first + skip, count, span.start + skip, sequence))
-    # The longest first, so that none is left to one thread at the end.
-    blocks.sort(key=lambda block: -block[1] * (block[2] + block[1]))
-    return np.array(blocks, np.int64).reshape(-1, 4)
-
-
-def _tables(spans: tuple[Span, ...], num_groups: int) -> npt.NDArray[np.int32]:
-    """int32 [groups, sequences, blocks]; FREED where a table ends before the longest."""
-    widest = max((len(table) for span in spans for table in span.tables), default=0)
-    tables = np.full((num_groups, len(spans), widest), FREED, np.int32)
-    for sequence, span in enumerate(spans):
-        for group, table in enumerate(span.tables):
-            tables[group, sequence, : len(table)] = table
-    return tables

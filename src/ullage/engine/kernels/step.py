@@ -1,4 +1,4 @@
-"""One step of a decoder in one compiled call: every layer, for rows that are one token each.
+"""One step of a decoder in one compiled call: every layer, for rows of any sequences.
 
 Several threads run `step` at once and share its phases (`team`). What the rows are and where the
 weights lie is told in flat arrays, made by `engine.compiled`.
@@ -12,7 +12,14 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from ullage.engine.kernels.attention import attend_decode, attend_range, merge_ranges
+from ullage.engine.kernels.attention import merge_ranges
+from ullage.engine.kernels.attention_batch import (
+    COUNT,
+    FIRST,
+    MOST_BLOCK_ROWS,
+    SEQUENCE,
+    attend_block,
+)
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import quantize, rms_norm, rotate, silu_times
 from ullage.engine.kernels.llvm import as_pointer
@@ -36,10 +43,6 @@ SIZES = 8
 # Columns of the rules, float32 [layers, 2].
 SCALE, SOFT_CAP = 0, 1
 PHASES_PER_LAYER = 11
-# A few sequences' contexts are cut, so that there is work for all threads: into so many pieces in
-# all, none shorter than this.
-ENOUGH_PIECES = 8
-_SHORTEST_RANGE = 64
 
 
 def num_phases(layers: int) -> int:
@@ -200,80 +203,50 @@ def _place_heads(
     wait(counters, phase, rows)
 
 
-def _attend_whole(
-    counters: Ints, phase: int, layer: Ints, sizes: Ints, rule_2: Floats, slopes_H: Floats,
-    qkv_TO: Floats, mixed_TO: Floats, keys: Any, key_scales: Patterns, values: Any,
-    value_scales: Patterns, tables_TW: npt.NDArray[np.int32], positions_T: Ints,
-    states_NGX: Floats,
+def _attend(
+    counters: Ints, phase: int, layer: Ints, rule_2: Floats, slopes_H: Floats, blocks_N4: Ints,
+    parts: int, qkv_TO: Floats, mixed_TO: Floats, keys: Any, key_scales: Patterns, values: Any,
+    value_scales: Patterns, tables_BW: npt.NDArray[np.int32], states: Floats,
 ) -> None:  # fmt: skip
-    """Every row over what it sees of its sequence; one piece is the heads of one KV head.
+    """Every block of rows over what it sees. Two phases where contexts are cut into parts.
 
-    states is this thread's own room, [1, …].
+    states [rows, KV heads, parts, group, …] is shared by all threads if there are parts, else
+    [MOST_BLOCK_ROWS, 1, 1, group, …] is this thread's own.
     """
-    rows, kv_heads = qkv_TO.shape[0], sizes[KV_HEADS]
-    pieces, group, window = rows * kv_heads, sizes[HEADS] // kv_heads, layer[WINDOW]
+    kv_heads, group = keys.shape[2], states.shape[3]
+    pieces = blocks_N4.shape[0] * parts * kv_heads
     while True:
         piece = take(counters, phase)
         if piece >= pieces:
             break
-        row, head = piece // kv_heads, piece % kv_heads
-        context = positions_T[row] + 1
-        start = max(0, context - window) if window > 0 else 0
-        attend_decode(
-            qkv_TO[row], mixed_TO[row], head, group, keys, key_scales, values, value_scales,
-            tables_TW[row], start, context, rule_2[SCALE], rule_2[SOFT_CAP], slopes_H, states_NGX,
+        block_4 = blocks_N4[piece // (parts * kv_heads)]
+        part, head = piece // kv_heads % parts, piece % kv_heads
+        row, count = block_4[FIRST], block_4[COUNT]
+        room = states[:count, 0, 0] if parts == 1 else states[row : row + count, head, part]
+        attend_block(
+            block_4, head, group, part, parts, qkv_TO, keys, key_scales, values, value_scales,
+            tables_BW[block_4[SEQUENCE]], rule_2[SCALE], rule_2[SOFT_CAP], layer[WINDOW], slopes_H,
+            room,
         )  # fmt: skip
+        if parts == 1:
+            for r in range(count):
+                merge_ranges(states[r, 0], head, mixed_TO[row + r])
         finish(counters, phase)
     wait(counters, phase, pieces)
-
-
-def _attend_ranges(
-    counters: Ints, phase: int, layer: Ints, sizes: Ints, rule_2: Floats, slopes_H: Floats,
-    qkv_TO: Floats, mixed_TO: Floats, keys: Any, key_scales: Patterns, values: Any,
-    value_scales: Patterns, tables_TW: npt.NDArray[np.int32], positions_T: Ints,
-    states_NGX: Floats, ranges: int,
-) -> None:  # fmt: skip
-    """As `attend_whole`, a piece being one of `ranges` parts of what a row sees. Two phases.
-
-    states [≥ rows × KV heads × ranges, …] is shared by all threads.
-    """
-    rows, kv_heads = qkv_TO.shape[0], sizes[KV_HEADS]
-    pieces, group, window = rows * kv_heads, sizes[HEADS] // kv_heads, layer[WINDOW]
+    if parts == 1:
+        return
+    rows = mixed_TO.shape[0]
     while True:
-        piece = take(counters, phase)
-        if piece >= pieces * ranges:
+        row = take(counters, phase + 1)
+        if row >= rows:
             break
-        row, head, part = piece // ranges // kv_heads, piece // ranges % kv_heads, piece % ranges
-        context = positions_T[row] + 1
-        start = max(0, context - window) if window > 0 else 0
-        first = start + (context - start) * part // ranges
-        last = start + (context - start) * (part + 1) // ranges
-        attend_range(
-            qkv_TO[row], head, group, keys, key_scales, values, value_scales, tables_TW[row],
-            first, last, context - 1, rule_2[SCALE], rule_2[SOFT_CAP], slopes_H, states_NGX[piece],
-        )  # fmt: skip
-        finish(counters, phase)
-    wait(counters, phase, pieces * ranges)
-    while True:
-        piece = take(counters, phase + 1)
-        if piece >= pieces:
-            break
-        row, head = piece // kv_heads, piece % kv_heads
-        merge_ranges(states_NGX[piece * ranges : (piece + 1) * ranges], head, mixed_TO[row])
+        for head in range(kv_heads):
+            merge_ranges(states[row, head], head, mixed_TO[row])
         finish(counters, phase + 1)
-    wait(counters, phase + 1, pieces)
+    wait(counters, phase + 1, rows)
 
 
-def _num_ranges(pieces: int, positions_T: Ints) -> int:
-    """Into how many parts each row's context is cut."""
-    longest = 0
-    for row in range(positions_T.shape[0]):
-        longest = max(longest, positions_T[row] + 1)
-    return max(1, min((ENOUGH_PIECES + pieces - 1) // pieces, longest // _SHORTEST_RANGE))
-
-
-place_heads, num_ranges = compiled(_place_heads), compiled(_num_ranges)
-attend_whole, attend_ranges = compiled(_attend_whole), compiled(_attend_ranges)
+place_heads, attend = compiled(_place_heads), compiled(_attend)
 
 
 def _patterns_at(address: int, shape: tuple[int, int, int]) -> Patterns:
@@ -289,25 +262,27 @@ patterns_at = compiled(_patterns_at)
 def _step(
     counters: Ints, epoch: int, layers: Ints, head_4: Ints, final_norm: int, sizes: Ints,
     rules: Floats, slopes_H: Floats, eps: np.float32, storage: Any, positions_T: Ints,
-    slots_GT: Ints, tables_GTW: npt.NDArray[np.int32], sampled_S: Ints, x_TE: Floats,
-    normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_T: Floats, qkv_TO: Floats,
-    mixed_TO: Floats, hidden_TF: Floats, states_NGX: Floats, logits_SV: Floats,
+    slots_GT: Ints, blocks_N4: Ints, tables_GBW: npt.NDArray[np.int32], sampled_S: Ints,
+    x_TE: Floats, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_T: Floats,
+    qkv_TO: Floats, mixed_TO: Floats, hidden_TF: Floats, states: Floats, logits_SV: Floats,
 ) -> None:  # fmt: skip
     """Logits of the rows sampled_S; x holds the embeddings, and is used up.
 
     Every row's K and V are written before any row of the layer attends, so rows may be neighbours
-    in one sequence. `storage` is an empty array that has the cache's dtype.
+    in one sequence. `storage` is an empty array that has the cache's dtype; blocks are those of
+    `attention_batch`; states [rows, KV heads, parts, …] says into how many parts contexts are cut.
     """
     if not enter(counters, epoch):
         return
     all_T = np.arange(x_TE.shape[0])
     scratch_RN = np.empty((MOST_ROWS, 64), np.float32)
     gate_RN = np.empty((MOST_ROWS, 64), np.float32)
-    own_1GX = np.empty((1, states_NGX.shape[1], states_NGX.shape[2]), np.float32)
+    parts = states.shape[2]
+    if parts == 1:
+        states = np.empty((MOST_BLOCK_ROWS, 1, 1, states.shape[3], states.shape[4]), np.float32)
     hidden, kv_heads = sizes[HIDDEN], sizes[KV_HEADS]
     scales_shape = (sizes[NUM_BLOCKS], sizes[BLOCK_SIZE], kv_heads)
     cache_shape = (sizes[NUM_BLOCKS], sizes[BLOCK_SIZE], kv_heads, sizes[KV_WIDTH])
-    ranges = num_ranges(x_TE.shape[0] * kv_heads, positions_T)
     for index in range(layers.shape[0]):
         layer, rule_2 = layers[index], rules[index]
         phase = index * PHASES_PER_LAYER
@@ -315,7 +290,6 @@ def _step(
         values = numba.carray(as_pointer(layer[VALUES]), cache_shape, storage.dtype)
         key_scales = patterns_at(layer[KEY_SCALES], scales_shape)
         value_scales = patterns_at(layer[VALUE_SCALES], scales_shape)
-        tables_TW = tables_GTW[layer[GROUP]]
         norm_E = floats_at(layer[MIXER_NORM], hidden)
         normalise(
             counters, phase, x_TE, all_T, norm_E, eps, layer[QKV], normed_TE, whole_N, scales_T
@@ -328,16 +302,10 @@ def _step(
             counters, phase + 2, layer, sizes, eps, qkv_TO, positions_T, slots_GT[layer[GROUP]],
             keys, key_scales, values, value_scales,
         )  # fmt: skip
-        if ranges == 1:
-            attend_whole(
-                counters, phase + 3, layer, sizes, rule_2, slopes_H, qkv_TO, mixed_TO, keys,
-                key_scales, values, value_scales, tables_TW, positions_T, own_1GX,
-            )  # fmt: skip
-        else:
-            attend_ranges(
-                counters, phase + 3, layer, sizes, rule_2, slopes_H, qkv_TO, mixed_TO, keys,
-                key_scales, values, value_scales, tables_TW, positions_T, states_NGX, ranges,
-            )  # fmt: skip
+        attend(
+            counters, phase + 3, layer, rule_2, slopes_H, blocks_N4, parts, qkv_TO, mixed_TO, keys,
+            key_scales, values, value_scales, tables_GBW[layer[GROUP]], states,
+        )  # fmt: skip
         quantize_rows(counters, phase + 5, layer[OUTPUT], mixed_TO, whole_N, scales_T)
         multiply(
             counters, phase + 6, layer[OUTPUT : OUTPUT + 4], hidden, mixed_TO, whole_N, scales_T,
