@@ -99,6 +99,7 @@ CASES = {
             head_dim=32,
             num_experts=8,
             num_experts_per_tok=2,
+            norm_topk_prob=True,
             moe_intermediate_size=32,
         ),
         {

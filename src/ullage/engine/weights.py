@@ -35,13 +35,25 @@ SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+# Architectures whose names and layout were held against llama.cpp (tests/engine/test_gguf.py).
+GGUF_ARCHITECTURES = frozenset(
+    {
+        *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2"),
+        *("gemma3", "phi2", "phi3", "starcoder", "starcoder2", "stablelm", "olmo", "olmo2"),
+        *("olmoe", "granite", "smollm3", "exaone4", "glm4", "ernie4_5", "seed_oss", "command-r"),
+        *("cohere2", "nemotron", "gpt2", "gptneox", "arcee", "bloom", "falcon"),
+    }
+)
 
 
 class Weights:
     """Tensors by (slot, layer), each checked against the shape that the spec demands."""
 
     def __init__(self, model: Model) -> None:
-        """Raises MalformedCheckpoint when there are no weights, or not all of them."""
+        """Raises MalformedCheckpoint when there are no weights, or not all of them.
+
+        Raises UnsupportedModel for GGUF files of an architecture that was not compared.
+        """
         index = model.checkpoint
         self._place = model.files.path
         if index is None or not index.is_complete:
@@ -52,6 +64,13 @@ class Weights:
         self.expert_layout = _expert_layout(spec, index)
         self.slots = Slots(spec, self.expert_layout)
         self.architecture = _architecture(index) if index.format == "gguf" else None
+        if self.from_gguf and self.architecture not in GGUF_ARCHITECTURES:
+            raise UnsupportedModel(
+                f"{self.architecture} is not read from GGUF by the embedded engine",
+                file=self._place,
+                field="general.architecture",
+                expected="one of " + ", ".join(sorted(GGUF_ARCHITECTURES)),
+            )
         self._entries = {
             entry.name if self.architecture is None else name: entry
             for entry in index.tensors

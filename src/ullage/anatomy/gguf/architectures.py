@@ -101,7 +101,13 @@ GGUF_ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         "qwen2_moe", "Qwen2MoeForCausalLM", keys=_QWEN_EXPERTS, bias_key=None
     ),
     "qwen3": GgufArchitecture("qwen3", "Qwen3ForCausalLM"),
-    "qwen3moe": GgufArchitecture("qwen3_moe", "Qwen3MoeForCausalLM", keys=_QWEN_EXPERTS),
+    "qwen3moe": GgufArchitecture(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        keys=_QWEN_EXPERTS,
+        # llama.cpp's build_moe_ffn is called with norm_w (models/qwen3moe.cpp).
+        constants={"norm_topk_prob": True},
+    ),
     "qwen3next": GgufArchitecture(
         "qwen3_next", "Qwen3NextForCausalLM", keys={**_QWEN_EXPERTS, **_DELTA_NET}
     ),
