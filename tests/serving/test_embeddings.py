@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
+import random
 import re
 import signal
 import struct
@@ -19,6 +20,7 @@ import httpx2 as httpx
 import jsonschema
 import openai
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.encoders import require_minilm, write_encoder
@@ -390,6 +392,46 @@ def test_numbers_that_are_not_finite_fail_their_own_request_only(
         loop.close(good)
         loop.close(bad)
         loop.stop()
+
+    asyncio.run(main())
+
+
+def test_whatever_clients_do_every_place_is_given_back(embedder: Embedder) -> None:
+    """Requests of all sizes, many of which leave before, while and after they run."""
+
+    async def client(loop: EmbeddingLoop, draw: random.Random) -> bool:
+        await asyncio.sleep(draw.random() * 0.3)
+        texts = [
+            (draw.randrange(4, 320),) * draw.choice([1, 3, 30, 130])
+            for _ in range(draw.randrange(1, 9))
+        ]
+        ticket = loop.submit(texts)
+        try:
+            async with asyncio.timeout(draw.choice([0, 0.01, 0.1, 60])):
+                vectors = await ticket.answer
+        except TimeoutError:
+            return False
+        finally:
+            loop.close(ticket)
+        alone = embedder.embed([texts[-1]])[0]
+        torch.testing.assert_close(vectors[-1], alone, rtol=1e-4, atol=1e-5)
+        return True
+
+    async def main() -> None:
+        metrics = EmbeddingMetrics(embedder, "tiny")
+        loop = EmbeddingLoop(embedder, metrics, max_num_queued_reqs=200)
+        loop.start()
+        draws = [random.Random(seed) for seed in range(120)]  # noqa: S311
+        answered = await asyncio.gather(*(client(loop, draw) for draw in draws))
+        assert 20 < sum(answered) < 120
+        assert await loop.drain() == 0
+        assert not loop._open
+        assert not loop._queue
+        loop.stop()
+        assert loop.failure is None
+        text = metrics.render().decode()
+        assert re.search(r"num_requests_waiting\{.*\} 0.0", text)
+        assert re.search(r'request_success_total\{.*"abort".*\} [1-9]', text)
 
     asyncio.run(main())
 
