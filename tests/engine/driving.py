@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from ullage.engine.engine import Engine
 from ullage.engine.request import Request, SamplingParams
@@ -39,3 +43,22 @@ def generate(
 
 def greedy_params(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+
+
+@contextmanager
+def logits_seen(served: Engine) -> Iterator[dict[Request, list[torch.Tensor]]]:
+    """The rows of logits that each request was given while the block runs."""
+    seen: dict[Request, list[torch.Tensor]] = {}
+    forward = served._decoder.forward
+
+    def watched(batch: Any, *rest: Any) -> torch.Tensor:
+        logits_BV = forward(batch, *rest)
+        for request, row in zip(batch.sampled, logits_BV[: len(batch.sampled)], strict=True):
+            seen.setdefault(request, []).append(row.clone())
+        return logits_BV
+
+    served._decoder.forward = watched  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        served._decoder.forward = forward  # type: ignore[method-assign]

@@ -7,8 +7,7 @@ token that differs is excused only where the reference's two best logits lie wit
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.driving import generate, greedy_params
+from tests.engine.driving import generate, greedy_params, logits_seen
 from tests.engine.families import COMMON, FAMILIES
 from tests.engine.references import is_greedy, load_reference
 from ullage.engine.engine import Engine
@@ -65,25 +64,6 @@ def cases(family_dir: FamilyDir) -> Callable[[str], Case]:
 def engine(directory: Path, **options: Any) -> Engine:
     options = {"kv_cache_memory_bytes": 16 * MIB, **options}
     return Engine.load(directory, EngineOptions(**options))
-
-
-@contextmanager
-def logits_seen(served: Engine) -> Iterator[dict[Request, list[torch.Tensor]]]:
-    """The rows of logits that each request was given while the block runs."""
-    seen: dict[Request, list[torch.Tensor]] = {}
-    forward = served._decoder.forward
-
-    def watched(batch: Any, *rest: Any) -> torch.Tensor:
-        logits_BV = forward(batch, *rest)
-        for request, row in zip(batch.sampled, logits_BV[: len(batch.sampled)], strict=True):
-            seen.setdefault(request, []).append(row.clone())
-        return logits_BV
-
-    served._decoder.forward = watched  # type: ignore[method-assign]
-    try:
-        yield seen
-    finally:
-        served._decoder.forward = forward  # type: ignore[method-assign]
 
 
 def check_all(

@@ -73,6 +73,12 @@ class EngineOptions:
         for name, known in CHOICES.items():
             if (found := getattr(self, name)) not in known:
                 raise BadUsage(str(found), field=_flag(name), expected=" or ".join(known))
+        if self.dtype == "bfloat16" and self.quantization != "none":
+            raise BadUsage(
+                f"bfloat16 with --quantization {self.quantization}, which computes in float32",
+                field="--dtype",
+                expected="float32 or auto (--kv-cache-dtype bfloat16 stands for itself)",
+            )
         if (self.long_prefill_token_threshold or 0) < 0:
             raise BadUsage(
                 str(self.long_prefill_token_threshold),
