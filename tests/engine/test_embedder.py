@@ -17,6 +17,8 @@ from ullage.engine.options import EngineOptions
 from ullage.engine.pooling import Pooling, read_pooling
 from ullage.errors import BadUsage, MalformedCheckpoint, UllageError, UnsupportedModel
 
+FIXTURES = Path(__file__).parent / "fixtures"
+
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,6 +51,14 @@ def test_the_real_minilm_gives_the_mean_of_its_states_at_length_one() -> None:
         assert embedding.tolist() == pytest.approx(expected, abs=1e-5)
     # What it was trained for: the two about barrels lie near each other.
     assert found[0] @ found[1] > found[0] @ found[2] + 0.3
+
+
+def test_the_real_minilm_gives_what_vllm_recorded() -> None:
+    recorded = json.loads((FIXTURES / "vllm-0.32-minilm.json").read_text(encoding="utf-8"))
+    embedder = Embedder.load(require_minilm())
+    for text, expected in recorded["embeddings"].items():
+        (found,) = embedder.embed([embedder.tokens(text)]).tolist()
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_texts_that_differ_in_length_do_not_touch_each_other() -> None:
