@@ -13,6 +13,7 @@ from ullage.checkup.load import (
     RequestResult,
     Target,
     accepted_extras,
+    run_closed,
     run_load,
     served_model,
     tokenize,
@@ -147,3 +148,48 @@ def test_nothing_there_is_unreachable_in_one_sentence(url: str) -> None:
     with pytest.raises(Unreachable, match="no answer from /v1/models") as caught:
         asyncio.run(served_model(url, None))
     assert "\n" not in str(caught.value)
+
+
+# --- closed loop ---------------------------------------------------------------------------------
+
+
+def closed(
+    server: FakeServer, *requests: PlannedRequest, **how: float | bool
+) -> list[RequestResult]:
+    target = Target(server.url, "fake")
+    how = {"limit_s": 10.0, **how}
+    return list(asyncio.run(run_closed(target, requests, **how)))  # type: ignore[arg-type]
+
+
+def most_at_once(results: list[RequestResult]) -> int:
+    moments = sorted([(r.sent_s, 1) for r in results] + [(r.end_s, -1) for r in results])
+    running = most = 0
+    for _, change in moments:
+        running += change
+        most = max(most, running)
+    return most
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_closed_loop_never_has_more_than_so_many_at_once(concurrency: int) -> None:
+    with serving(FakeServer(first_s=0.02)) as server:
+        results = closed(server, *(planned(output=2) for _ in range(7)), concurrency=concurrency)
+    assert [result.error for result in results] == [None] * 7
+    assert most_at_once(results) == concurrency
+
+
+def test_a_free_place_is_taken_at_once_but_for_whole_groups() -> None:
+    requests = [planned(output=2), planned(output=60), planned(output=2), planned(output=2)]
+    with serving(FakeServer(token_s=0.005)) as server:
+        free = closed(server, *requests, concurrency=2)
+        grouped = closed(server, *requests, concurrency=2, whole_groups=True)
+    assert free[2].sent_s < free[1].end_s
+    assert min(grouped[2].sent_s, grouped[3].sent_s) >= max(grouped[0].end_s, grouped[1].end_s)
+
+
+def test_a_closed_loop_cuts_off_what_is_not_done_in_time_and_reports_it() -> None:
+    with serving(FakeServer()) as server:
+        results = closed(server, planned(504), planned(), concurrency=1, limit_s=0.3)
+    assert len(results) == 2
+    assert all("cut off" in (result.error or "") for result in results)
+    assert len(results[0].event_times_s) == 1, "what it had seen is kept"

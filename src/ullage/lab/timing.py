@@ -1,33 +1,22 @@
-"""Timing of variants against each other: round by round in turn, so that noise meets all alike.
+"""Timing of variants against each other: round by round in turn, the fastest round counts.
 
-Holds the clock only. A machine that others use makes single timings worthless: each variant keeps
-every round, and the median and the best of them are reported.
+Holds the clock only. Whatever else a machine does only ever adds time, so the fastest of many
+rounds is what comes nearest to a variant's own; taking turns lets all meet the same noise.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 Work = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one call: median and best over `rounds`."""
+def race(variants: Mapping[str, Work], *, budget_s: float, least: int = 3) -> dict[str, float]:
+    """Seconds of each variant's fastest call; they run in turn until `budget_s` is spent.
 
-    median_s: float
-    best_s: float
-    rounds: int
-
-
-def race(variants: Mapping[str, Work], *, budget_s: float, least: int = 3) -> dict[str, Timing]:
-    """Time every variant in turn, after one unmeasured call each, until `budget_s` is spent.
-
-    At least `least` rounds, at most 200. Calls of less than a millisecond are repeated within a
-    round, so that the clock's own cost stays small.
+    Each is called once before, unmeasured. At least `least` rounds, at most 200. Calls of less
+    than a millisecond are repeated within a round, so that the clock's own cost stays small.
     """
     repeats: dict[str, int] = {}
     for name, work in variants.items():
@@ -46,7 +35,4 @@ def race(variants: Mapping[str, Work], *, budget_s: float, least: int = 3) -> di
             for _ in range(repeats[name]):
                 work()
             taken[name].append((time.perf_counter() - begin) / repeats[name])
-    return {
-        name: Timing(statistics.median(values), min(values), len(values))
-        for name, values in taken.items()
-    }
+    return {name: min(values) for name, values in taken.items()}

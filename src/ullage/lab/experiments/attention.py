@@ -57,7 +57,7 @@ def run(setting: Setting) -> Result:
             f"One layer, {shape.words}, float32. A prompt: all rows of one sequence. Decoding: the "
             f"last row of {DECODE_BATCH} sequences. Paged KV lies in blocks of 16 tokens in random "
             "order.",
-            "Times are medians of rounds in which the variants take turns; their results were "
+            "Times are the fastest of rounds in which the variants take turns; their results were "
             "compared within 1e-4 before timing. Peak memory is the rise of the process's "
             "high-water mark (VmHWM) during one call in a process of its own, inputs not counted.",
         ),
@@ -109,7 +109,7 @@ def _measured(
         for name, call in calls.items():
             assert torch.allclose(call(), expected, atol=1e-4), f"{name} computes something else"
         timings = race(calls, budget_s=budget_s)
-        points += [Point(name, length, timings[name].median_s) for name in names]
+        points += [Point(name, length, timings[name]) for name in names]
     return points
 
 

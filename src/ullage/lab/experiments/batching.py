@@ -151,11 +151,11 @@ def _table(outcomes: list[Outcome], single: Outcome) -> Table:
             Column("throughput", "tokens/s"),
             Column("against one", "times", "quotient of the throughputs"),
             Column("first token p50", "s"),
-            Column("p99 ", "s"),
+            Column("first token p99", "s"),
             Column("ended p50", "s"),
-            Column("p99", "s"),
-            Column("between tokens p50", "s"),
-            Column(" p99", "s"),
+            Column("ended p99", "s"),
+            Column("per token p50", "s"),
+            Column("per token p99", "s"),
         ),
         tuple(
             (

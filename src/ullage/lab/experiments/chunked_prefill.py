@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from ullage.checkup.html.words import count, seconds
 from ullage.checkup.load import RequestResult, run_load
+from ullage.errors import UllageError
 from ullage.lab.result import Axis, Column, Lines, Result, Series, Table
 from ullage.lab.server import Served, require_answered, require_restarts, served
 from ullage.lab.setting import Setting
@@ -116,13 +117,17 @@ def _measure(server: Served, chunk: int, sizes: Sizes) -> Outcome:
             for gap in _overlapping(result, newcomer.sent_s, newcomer.sent_s + newcomer.ttft_s)
         ]
         ttfts.append(newcomer.ttft_s)
+        if not during:
+            raise UllageError(
+                f"chunks of {chunk}: nobody was decoding any more when the long prompt came"
+            )
         gaps += during
-        worst += [max(during)] if during else []
+        worst.append(max(during))
     return Outcome(
         chunk,
         quiet_s,
         tuple(gaps),
-        statistics.median(worst) if worst else 0.0,
+        statistics.median(worst),
         statistics.median(ttfts),
     )
 
@@ -164,7 +169,7 @@ def _table(outcomes: list[Outcome]) -> Table:
             (
                 o.chunk,
                 o.quiet_s,
-                statistics.median(o.gaps) if o.gaps else None,
+                statistics.median(o.gaps),
                 o.worst_s,
                 o.worst_s / o.quiet_s,
                 o.long_ttft_s,

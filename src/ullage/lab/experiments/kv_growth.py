@@ -17,7 +17,7 @@ from ullage.costs.kv import kv_bytes
 from ullage.engine.blocks import BlockPool
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
-from ullage.engine.request import Request, SamplingParams, State
+from ullage.engine.request import Request, SamplingParams
 from ullage.lab.lengths import Lengths, recorded_lengths, scaled
 from ullage.lab.raster import stretches
 from ullage.lab.result import CACHED, Axis, Column, Lines, Raster, Result, Series, Table
@@ -131,10 +131,11 @@ def _grow(setting: Setting, batch: int, length: int) -> Growth:
             max_num_batched_tokens=max(chunk, batch),
             max_model_len=2 * length,
             block_size=BLOCK_SIZE,
+            enable_prefix_caching=False,  # so that blocks that are given back are used next
         ),
     )
-    # Two passes at full width: what the model itself needs is there before KV is counted.
-    touched = _blocks_touched(engine, chunk)
+    # Steps of every kind first: what the model itself needs is there before KV is counted.
+    touched = _blocks_touched(engine, batch, chunk)
     before = private_bytes_here()
     requests = [
         # Answers long enough that nobody ends before the last prompt is in.
@@ -166,15 +167,19 @@ def _priced(engine: Engine, tokens: int) -> int:
     return kv_bytes(engine.spec, room, kv_cache_dtype=KV_DTYPE, dtype=KV_DTYPE)
 
 
-def _blocks_touched(engine: Engine, tokens: int) -> int:
-    """Run a prompt and a few steps more; how many blocks were written, which are used again."""
-    tokens = min(tokens, engine.max_model_len - 4)
-    (request,) = engine.add_request("warm", _prompt(engine, tokens, seed=999), _greedy(3))
+def _blocks_touched(engine: Engine, batch: int, tokens: int) -> int:
+    """Run `batch` prompts of `tokens` in all and a few steps more; how many blocks were written.
+
+    They are the ones that the next requests get first.
+    """
+    each = max(2, min(tokens, engine.max_model_len - 4) // batch)
+    for index in range(batch):
+        engine.add_request(f"warm-{index}", _prompt(engine, each, seed=900 + index), _greedy(3))
     touched = 0
-    while request.state is not State.FINISHED:
+    while engine.has_work:
         engine.step()
         touched = max(touched, engine.pool.num_used)
-    return max(touched, engine.pool.blocks_for(tokens))
+    return touched
 
 
 def private_bytes_here() -> int | None:
@@ -194,7 +199,7 @@ def _greedy(max_tokens: int) -> SamplingParams:
 
 
 def _live(setting: Setting, block_bytes: int) -> Life:
-    num_requests, num_blocks = (6, 24) if setting.quick else (14, 56)
+    num_requests, num_blocks = (6, 24) if setting.quick else (12, 48)
     most = num_blocks * BLOCK_SIZE // 2
     lengths = scaled(
         recorded_lengths(setting.trace),

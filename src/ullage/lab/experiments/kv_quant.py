@@ -80,7 +80,8 @@ def run(setting: Setting) -> Result:
             "same tokens for all formats. Agreement: the most likely next token is float32's.",
             f"Greedy: {sizes.num_prompts} prompts continued by {sizes.answer} tokens, how many "
             "come before the first that is not float32's. Step: "
-            f"{sizes.batch} requests of {sizes.context} tokens decode, median of {sizes.steps}.",
+            f"{sizes.batch} requests of {sizes.context} tokens decode, the fastest of "
+            f"{sizes.steps}.",
         ),
         tables=(_table(outcomes, sizes),),
         plots=_plots(outcomes),

@@ -61,7 +61,7 @@ def run(setting: Setting) -> Result:
             f"The engine in this process, {setting.model_name}; KV in float32 for all.",
             f"Perplexity and agreement: {text.words}, {text.num_scored:,} scored tokens, the same "
             "for all. Agreement: the share of them where the most likely next token is float32's.",
-            f"Decoding at {CONTEXT} tokens of context: medians over steps.",
+            f"Decoding at {CONTEXT} tokens of context: the fastest steps.",
         ),
         tables=(_table(outcomes, batches),),
         plots=_plots(outcomes, batches),
