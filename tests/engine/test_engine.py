@@ -194,7 +194,9 @@ UNSUPPORTED: dict[str, Callable[[ModelSpec], ModelSpec]] = {
     r"layers\[1\].mixer.qk_norm": lambda s: attention(s, qk_norm="layer"),
     r"layers\[1\].mixer.v_head_dim": lambda s: attention(s, v_head_dim=8),
     r"layers\[1\].mixer.kv_shared_from": lambda s: attention(s, kv_shared_from=0),
-    r"layers\[1\].feed_forward": lambda s: layer(s, feed_forward=Experts(8, 2, 32, "silu", True)),
+    r"layers\[1\].feed_forward.zero_experts": lambda s: layer(
+        s, feed_forward=Experts(8, 2, 32, "silu", True, zero_experts=2)
+    ),
     r"layers\[1\].feed_forward.activation": lambda s: layer(
         s, feed_forward=replace(s.layers[1].feed_forward, activation="xielu")
     ),
