@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.engine.families import COMMON, write_byte_tokenizer
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec, Norm, Positions, Rope
+from ullage.engine.engine import Engine
+from ullage.engine.options import EngineOptions
 from ullage.engine.rope import RotaryTables, rotary_tables
 from ullage.engine.rope_scaling import (
     Reach,
@@ -280,3 +284,44 @@ def test_fingerprints_forgive_the_last_bits_of_a_power_function() -> None:
     assert rope_fingerprint([nudged]) == rope_fingerprint([angles])
     assert rope_fingerprint([rough]) != rope_fingerprint([angles])
     assert rope_fingerprint([angles, None]) != rope_fingerprint([None, angles])
+
+
+WHOLE = {
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "truncate": False,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope-short": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 16 for i in range(8)],
+        "long_factor": [1.0 + i for i in range(8)],
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@torch.inference_mode()
+def test_a_whole_model_turns_as_that_of_transformers(name: str, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    parameters = {**WHOLE[name], "rope_theta": 10_000.0}
+    model = LlamaForCausalLM(LlamaConfig(**COMMON, rope_parameters=parameters)).eval()
+    model.save_pretrained(tmp_path)
+    write_byte_tokenizer(tmp_path)
+    prompt = tuple(torch.randint(3, 250, (90,)).tolist())
+    engine = Engine.load(tmp_path, EngineOptions(kv_cache_memory_bytes=1 << 22, max_model_len=100))
+    theirs = model(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(engine.prompt_logits(prompt), theirs, rtol=1e-4, atol=1e-4)
+    # Without the scaling it is another model.
+    plain = LlamaForCausalLM(LlamaConfig(**COMMON)).eval()
+    plain.load_state_dict(model.state_dict())
+    differs = (plain(torch.tensor([prompt])).logits[0] - theirs).abs().max().item() > 0.01
+    assert differs == (name != "dynamic")  # which changes nothing within the model's own length
