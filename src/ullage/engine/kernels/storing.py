@@ -119,3 +119,15 @@ def _implementation(
 
 
 overload(store)(_implementation)
+
+
+def _store_rows(x_TKD: Any, slots_T: npt.NDArray[np.int64], numbers: Any, scales: Patterns) -> None:
+    """All heads of all tokens, each at its slot: block × block_size + offset."""
+    block_size = numbers.shape[1]
+    for token in range(x_TKD.shape[0]):
+        block, offset = slots_T[token] // block_size, slots_T[token] % block_size
+        for head in range(x_TKD.shape[1]):
+            store(x_TKD[token, head], numbers, scales, block, offset, head)
+
+
+store_rows = compiled(_store_rows)

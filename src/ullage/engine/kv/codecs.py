@@ -1,8 +1,8 @@
 """Numbers to storage and back, in torch: what a format of `kv_formats` does to float32.
 
 Quantised rows are symmetric: whole numbers times one scale, rounded up to bfloat16 so that nothing
-clips. The error of a number is at most half its row's scale. A row that is not finite comes back
-as NaN, all of it, and touches no other row.
+clips. The error of a number is at most half its row's scale (past 3.3e38 it may become infinite).
+A row that is not finite comes back as NaN, all of it, and touches no other row.
 """
 
 from __future__ import annotations
