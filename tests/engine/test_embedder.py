@@ -209,6 +209,22 @@ def test_texts_that_cannot_be_embedded_are_refused_whole(bert: Path) -> None:
             embedder.require_fits(ids)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"position_embedding_type": "relative_key"},
+        {"is_decoder": True},
+        {"add_cross_attention": True},
+    ],
+)
+def test_keys_that_make_another_model_of_it_are_refused(
+    keys: dict[str, object], bert: Path, tmp_path: Path
+) -> None:
+    (key,) = keys
+    with pytest.raises(UnsupportedModel, match=key):
+        _nested(bert, tmp_path, **keys)
+
+
 def test_a_decoder_is_not_taken_for_an_encoder(family_dir: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedModel, match="kind"):
         Embedder.load(family_dir("llama"))

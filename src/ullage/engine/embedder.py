@@ -23,10 +23,16 @@ from ullage.engine.options import EngineOptions
 from ullage.engine.pooling import Pooling, read_pooling
 from ullage.engine.tokenizer import Tokenizer
 from ullage.engine.tokenizer_loading import load_tokenizer
-from ullage.errors import BadInput, BadUsage
+from ullage.errors import BadInput, BadUsage, UnsupportedModel
 
 # The options that an encoder obeys. The others speak of caches, adapters and decoding.
 _OBEYED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization")
+# Keys of a configuration that would make another model of it, and the values that do not.
+_USUAL: Mapping[str, tuple[object, ...]] = {
+    "add_cross_attention": (False, None),
+    "is_decoder": (False, None),
+    "position_embedding_type": ("absolute", "rope", "rotary", None),
+}
 _FINE = {"dtype": ("auto", "float32")}
 
 
@@ -89,6 +95,7 @@ class Embedder:
         _require_obeyed(options)
         spec = found.anatomy.spec
         require_encoder(spec)
+        _require_usual(found)
         place = found.files.path
         pooling = read_pooling(place if place.is_dir() else place.parent, pooler_config)
         max_model_len = _max_model_len(spec, pooling, options)
@@ -198,6 +205,19 @@ def _require_obeyed(options: EngineOptions) -> None:
                 "an encoder has no KV cache, no adapters and no decoding",
                 field="--" + option.name.replace("_", "-"),
                 expected="only " + ", ".join("--" + o.replace("_", "-") for o in _OBEYED),
+            )
+
+
+def _require_usual(found: Model) -> None:
+    """Raises UnsupportedModel for a key that the spec does not tell and the encoder not obey."""
+    config = found.files.config or {}
+    for key, usual in _USUAL.items():
+        if config.get(key) not in usual:
+            raise UnsupportedModel(
+                f"{config[key]!r} is not run by the embedded engine's encoder"[:200],
+                file=found.files.config_file,
+                field=key,
+                expected=" or ".join(str(value) for value in usual if value is not None),
             )
 
 
