@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+
+from tests.serving.clients import eventually, metrics
+from ullage.cli.main import main
 
 FLAGS = ("--kv-cache-memory-bytes", str(1 << 22), "--max-num-seqs", "4")
 
@@ -40,30 +44,78 @@ def ready_url(process: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def test_sigterm_finishes_what_runs_and_exits_0(model_dir: Path) -> None:
-    with serve(str(model_dir), "--port", "0", *FLAGS) as process:
+def test_sigterm_under_load_completes_every_admitted_request(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Four run, twelve wait, some stream, some want several choices; the trace is whole."""
+    trace = tmp_path / "trace.json"
+    bodies = [
+        {"prompt": "a" * (1 + 7 * number), "max_tokens": 60 + 5 * number, "n": 1 + number % 2}
+        for number in range(8)
+    ]
+    with serve(str(model_dir), "--port", "0", "--trace", str(trace), *FLAGS) as process:
         url = ready_url(process)
-        lines: list[str] = []
-        started = threading.Event()
 
-        def stream() -> None:
-            body = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True, "stream": True}
-            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-                for line in answer.iter_lines():
-                    started.set()
-                    if line:
-                        lines.append(line)
+        def ask(number: int) -> tuple[int, int]:
+            """The status, and how many tokens of text or usage came for how many choices."""
+            body = {**bodies[number % 8], "ignore_eos": True, "stream": number % 3 == 0}
+            wanted = body["max_tokens"] * body["n"]
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+                lines = [line for line in answer.iter_lines() if line]
+            if answer.status_code != 200:
+                assert answer.status_code == 503
+                assert int(answer.headers["retry-after"]) >= 1
+                return 503, 0
+            if body["stream"]:
+                assert lines[-1] == "data: [DONE]"
+                assert "error" not in lines[-2]
+                assert len(lines) == wanted + 1
+            else:
+                assert json.loads(lines[0])["usage"]["completion_tokens"] == wanted
+            return 200, wanted
 
-        streaming = threading.Thread(target=stream)
-        streaming.start()
-        assert started.wait(30)
-        process.send_signal(signal.SIGTERM)
-        streaming.join(60)
+        with ThreadPoolExecutor(16) as pool:
+            asked = [pool.submit(ask, number) for number in range(16)]
+            with httpx.Client(base_url=url) as http:
+                # Everybody is in: whoever is refused later came later.
+                eventually(lambda: in_flight(http) + sum(f.done() for f in asked) >= 22)
+                process.send_signal(signal.SIGTERM)
+                eventually(lambda: http.get("/ready").status_code == 503)
+                assert http.post("/v1/completions", json={"prompt": "late"}).status_code == 503
+            answers = [future.result(120) for future in asked]
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert lines[-1] == "data: [DONE]"
-        assert len(lines) == 401
+        assert [status for status, _ in answers] == [200] * 16
         assert (out, err) == ("", "")
+    events = json.loads(trace.read_text())
+    said = sum(event["args"]["outputs"] for event in events if event["name"] == "deliver")
+    assert said == sum(tokens for _, tokens in answers)
+
+
+def in_flight(http: httpx.Client) -> float:
+    found = metrics(http)
+    return found["vllm:num_requests_running"] + found["vllm:num_requests_waiting"]
+
+
+@pytest.mark.parametrize("how", ["timeout", pytest.param("second signal", marks=pytest.mark.slow)])
+def test_what_outlasts_the_shutdown_is_cut_with_a_sentence(model_dir: Path, how: str) -> None:
+    flags = ("--shutdown-timeout", "0.2") if how == "timeout" else ()
+    with serve(str(model_dir), "--port", "0", *FLAGS, *flags) as process:
+        url = ready_url(process)
+        body = {"prompt": "hi", "max_tokens": 500, "n": 4, "ignore_eos": True}
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=url) as http:
+            asked = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+            eventually(lambda: in_flight(http) == 4)
+            process.send_signal(signal.SIGTERM)
+            if how == "second signal":
+                eventually(lambda: http.get("/ready").status_code == 503)
+                process.send_signal(signal.SIGTERM)
+            answer = asked.result(60)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert err == "1 requests were cut by the shutdown\n"
+        assert answer.status_code == 503
+        assert "the server shut down before this was finished" in answer.text
 
 
 def test_sigint_of_an_idle_server_exits_0(model_dir: Path) -> None:
@@ -84,15 +136,18 @@ def test_sigint_of_an_idle_server_exits_0(model_dir: Path) -> None:
         (["MODEL", "--kv-cache-memory-bytes", "9"], "--kv-cache-memory-bytes"),
         (["MODEL", "--max-num-queued-reqs", "-1"], "--max-num-queued-reqs"),
         (["MODEL", "--port", "99999"], "--port"),
+        (["MODEL", "--shutdown-timeout", "-1"], "--shutdown-timeout"),
+        (["MODEL", "--enable-control-routes"], "--api-key with it"),
+        (["MODEL", "--trace", "/nowhere/trace.json"], "/nowhere/trace.json: --trace"),
+        (["MODEL", "--long-prefill-token-threshold", "-1"], "--long-prefill-token-threshold"),
     ],
 )
 def test_bad_usage_is_one_sentence_and_exit_2(
-    model_dir: Path, arguments: list[str], said: str
+    model_dir: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(model_dir) if a == "MODEL" else a for a in arguments]
-    with serve(*arguments) as process:
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 2
+    assert main(["serve", *arguments]) == 2
+    out, err = capsys.readouterr()
     assert out == ""
     assert said in err
     assert len(err.splitlines()) == 1

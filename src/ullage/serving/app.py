@@ -29,12 +29,13 @@ from ullage.serving.embedding_loop import EmbeddingLoop
 from ullage.serving.embeddings import create_embedding_app
 from ullage.serving.loop import EngineLoop
 from ullage.serving.routes import ServerSettings, create_app
-from ullage.serving.trace import Trace
+from ullage.serving.trace import Trace, require_writable
 
 log = logging.getLogger("ullage.serving")
 READY_POLL_S = 0.02
 SHUTDOWN_S = 5
 HEADERS_TIMEOUT_S = 30.0
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +232,12 @@ def listening_socket(host: str, port: int, api_key: str | None) -> socket.socket
             field="--host",
             expected="--api-key with it, or a loopback address",
         )
+    if not 0 <= port <= MAX_PORT:
+        raise BadUsage(str(port), field="--port", expected=f"0 to {MAX_PORT}")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise BadUsage(f"cannot listen on {host} port {port}: {error}", field="--port") from error
 
 
@@ -285,10 +288,12 @@ def _build(
     else:
         if serve.pooler_config is not None:
             raise BadUsage("this model embeds nothing", field="--pooler-config")
-        trace = None if serve.trace is None else Trace(serve.trace)
+        if serve.trace is not None:
+            require_writable(serve.trace)  # said before the weights are read
         served = Engine.load(model, options)
         for name, path in serve.lora_modules.items():
             served.load_lora(name, path)
+        trace = None if serve.trace is None else Trace(serve.trace)
         app = create_app(served, replace(settings, trace=trace))
     # Logs go to stderr and only when something is wrong; the access log is the caller's proxy's.
     config = uvicorn.Config(

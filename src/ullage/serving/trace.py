@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,17 @@ Event = dict[str, Any]
 STEPS, REQUESTS = 1, 2
 LANES = ("scheduler", "forward", "sample", "deliver")
 MICROSECONDS = 1_000_000
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise BadUsage unless a file may be made there; makes none."""
+    folder = Path(path).absolute().parent
+    if Path(path).is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise _unwritable(path, "no file can be made there")
+
+
+def _unwritable(path: str | Path, why: str | None) -> BadUsage:
+    return BadUsage(f"cannot write it: {why}", file=path, field="--trace")
 
 
 class NoTrace:
@@ -48,9 +60,7 @@ class Trace:
         try:
             self._file: TextIO | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
-            raise BadUsage(f"cannot write it: {error.strerror}", file=path, field="--trace") from (
-                error
-            )
+            raise _unwritable(path, error.strerror) from error
         self._path = path
         self._num_written = 0
         self._write(_names())
