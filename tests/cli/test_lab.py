@@ -42,6 +42,7 @@ def test_html_goes_to_stdout(capsys):
         (["gqa", "--url", "http://127.0.0.1:9"], "looks inside the engine"),
         (["block-size", "--url", "http://127.0.0.1:9"], "--serve-command"),
         (["batching", "--url", "ftp://x"], "--url"),
+        (["prefix", "--serve-command", "serve {port}"], "--url with it"),
         (["batching", "--quick", "--trace", "/no/such.csv"], "--trace"),
     ],
 )

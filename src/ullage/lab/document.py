@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ullage.checkup.html.words import seconds
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Result
 
@@ -67,7 +68,9 @@ def as_json(document: Document) -> dict[str, Any]:
 
 def disturbance(result: Result) -> str:
     """One sentence: how long it took, and how busy the machine was with other things."""
-    said = f"Took {result.wall_s:,.0f} s"
+    said = f"Took {seconds(result.wall_s, 2)}"
+    if result.processor_s is not None:
+        said += f" and {seconds(result.processor_s, 2)} of processor time"
     if result.elsewhere_ratio is None:
         return said + "; what other processes took meanwhile is not known."
     said += f"; other processes took {result.elsewhere_ratio:.0%} of the cores meanwhile"
@@ -88,5 +91,6 @@ def _result(result: Result) -> dict[str, Any]:
         "plots": [{"kind": type(plot).__name__.lower(), **asdict(plot)} for plot in result.plots],
         "data": dict(result.data),
         "wall_s": result.wall_s,
+        "processor_s": result.processor_s,
         "elsewhere_ratio": result.elsewhere_ratio,
     }

@@ -14,7 +14,8 @@ class Experiment:
     """`module` (in `experiments/`) has `run(setting) -> Result`.
 
     `needs_weights`: random weights would answer nothing, so MODEL must be given. `over_http`: it
-    measures a server, the embedded one or the one at --url.
+    measures a server, the embedded one or the one at --url. `varies`: the flag for whose values
+    it starts that server again, which for others' takes a --serve-command.
     """
 
     title: str
@@ -22,6 +23,7 @@ class Experiment:
     module: str
     needs_weights: bool = False
     over_http: bool = False
+    varies: str = ""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -56,6 +58,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "How much memory do half-filled blocks waste, and what do small blocks cost?",
         "block_size",
         over_http=True,
+        varies="block_size",
     ),
     "prefix": Experiment(
         "Prefix caching",
@@ -68,6 +71,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "How long do those who are decoding wait while somebody's long prompt arrives?",
         "chunked_prefill",
         over_http=True,
+        varies="max_num_batched_tokens",
     ),
     "kv-quant": Experiment(
         "Quantised KV",

@@ -111,9 +111,9 @@ class Result:
     """One experiment's outcome.
 
     `learnt` is computed from the numbers; `how` says what was measured, with what, and how often.
-    `data` is plain JSON: the numbers that `learnt` was computed from, unrounded. `wall_s` and
-    `elsewhere_ratio` (the share of the cores' time that other processes took; None: not known)
-    are filled in by whoever ran it.
+    `data` is plain JSON: the numbers that `learnt` was computed from, unrounded. `wall_s`,
+    `processor_s` (of this process and its children) and `elsewhere_ratio` (the share of the cores'
+    time that other processes took) are filled in by whoever ran it; None: not known.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Result:
     plots: tuple[Plot, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
+    processor_s: float | None = None
     elsewhere_ratio: float | None = None
 
 

@@ -91,11 +91,19 @@ def _run(name: str, setting: Setting) -> Result:
             field="--url",
             expected=f"one of {over_http} with it",
         )
+    if setting.serve_command is not None and setting.url is None and not about.varies:
+        raise BadUsage(
+            f"{name} starts no server of its own",
+            field="--serve-command",
+            expected="--url with it, for a server that runs",
+        )
     module = import_module(f"ullage.lab.experiments.{about.module}")
     begin, before = time.perf_counter(), read_clock()
     result: Result = module.run(setting)
+    wall_s, after = time.perf_counter() - begin, read_clock()
     return replace(
         result,
-        wall_s=time.perf_counter() - begin,
-        elsewhere_ratio=elsewhere_ratio(before, read_clock(), os.cpu_count() or 1),
+        wall_s=wall_s,
+        processor_s=None if before is None or after is None else after.own_s - before.own_s,
+        elsewhere_ratio=elsewhere_ratio(before, after, os.cpu_count() or 1),
     )

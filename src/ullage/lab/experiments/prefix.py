@@ -35,7 +35,7 @@ class Point:
 
 
 def run(setting: Setting) -> Result:
-    length, repeats = (96, 2) if setting.quick else (1024, 5)
+    length, repeats = (96, 2) if setting.quick else (768, 3)
     with served(setting) as server:
         length = min(length, server.max_model_len - 8)
         setting.progress(f"prefix: {repeats} rounds of {len(SHARES)} prompts")
