@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,10 +140,12 @@ def _modules(*kinds: str, path: object = "1_Pooling") -> str:
     [
         ({}, UnsupportedModel, "modules.json"),
         ({"modules.json": "{}"}, MalformedCheckpoint, "modules.json"),
-        ({"modules.json": "[1"}, MalformedCheckpoint, "not JSON"),
+        ({"modules.json": "[1"}, UllageError, "not JSON"),
+        ({"modules.json": "[" * 99_999}, UllageError, "nested too deeply"),
+        ({"modules.json": "[NaN]"}, UllageError, "NaN"),
         ({"modules.json": "[1]"}, UnsupportedModel, "None"),
         ({"modules.json": _modules("a.Transformer")}, MalformedCheckpoint, "no pooling"),
-        ({"modules.json": _modules("a.Pooling")}, MalformedCheckpoint, "missing"),
+        ({"modules.json": _modules("a.Pooling")}, UllageError, "1_Pooling"),
         ({"modules.json": _modules("a.Pooling", "a.Dense")}, UnsupportedModel, "Dense"),
         ({"modules.json": _modules("a.Pooling", path="../x")}, MalformedCheckpoint, "path"),
         ({"modules.json": _modules("a.Pooling", path="/etc")}, MalformedCheckpoint, "path"),
@@ -158,6 +161,14 @@ def test_what_the_files_do_not_say_is_not_guessed(
         if "Dense" in files.get("modules.json", ""):
             (tmp_path / "1_Pooling").mkdir()
             (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+        read_pooling(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    write_pooling(tmp_path, {"pooling_mode": "mean"}, normalize=True)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    os.mkfifo(tmp_path / "1_Pooling" / "config.json")
+    with pytest.raises(UllageError, match="1_Pooling"):
         read_pooling(tmp_path)
 
 

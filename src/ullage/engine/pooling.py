@@ -6,7 +6,6 @@ not say is not guessed: without them, or --pooler-config, a model gives no embed
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ullage.anatomy.config.keys import parse_json
+from ullage.anatomy.open import read_text
 from ullage.errors import BadUsage, MalformedCheckpoint, UnsupportedModel
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
@@ -182,10 +183,4 @@ def _inside(path: Path, name: object) -> str:
 
 
 def _read(path: Path) -> object:
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise MalformedCheckpoint("missing", file=path) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise MalformedCheckpoint(f"not JSON: {error}"[:200], file=path) from error
-    return found
+    return parse_json(read_text(path), file=str(path))
