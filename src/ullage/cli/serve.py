@@ -22,6 +22,7 @@ SIZES = {
     "--max-num-seqs": "sequences in one step",
     "--max-num-batched-tokens": "tokens in one step; longer prompts run in chunks",
     "--long-prefill-token-threshold": "most tokens of one long prompt in a step (0: no limit)",
+    "--max-long-partial-prefills": "long prompts in prefill at once (default: 1)",
     "--max-model-len": "limit on prompt and answer together (default: the model's own)",
     "--block-size": "tokens in one KV block",
     "--kv-cache-memory-bytes": "bytes of KV cache (default: 1 GiB)",
@@ -54,6 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=int, metavar="N", help=text)
     for flag, (values, text) in CHOICES.items():
         parser.add_argument(flag, choices=values, help=text)
+    parser.add_argument(
+        "--attention-backend",
+        dest="attention",
+        choices=("auto", "paged", "gathered", "reference"),
+        help="how attention reads the KV cache (default: auto, the fastest that runs here)",
+    )
+    parser.add_argument(
+        "--enforce-eager",
+        action="store_true",
+        default=None,
+        help="never the compiled step: all in PyTorch",
+    )
     parser.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -138,16 +151,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _given(args: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
     """The engine's options that a flag of the same name sets."""
-    names = {field.name for field in fields(options)}
-    flags = [flag[2:].replace("-", "_") for flag in (*SIZES, *CHOICES)]
-    given = {
-        name: value
-        for name in (*flags, "enable_lora", "enable_prefix_caching")
-        if (value := getattr(args, name)) is not None
-    }
-    for name in given.keys() - names:
-        raise BadUsage("not supported yet", field=f"--{name.replace('_', '-')}")
-    return given
+    given = {field.name: getattr(args, field.name) for field in fields(options)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _lora_modules(pairs: list[str]) -> dict[str, str]:

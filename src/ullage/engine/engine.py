@@ -127,6 +127,11 @@ class Engine:
         return self._decoder.weights_bytes
 
     @property
+    def compiled(self) -> bool:
+        """Whether steps that the compiled decoder knows run in it."""
+        return not isinstance(self._decoder, Decoder)
+
+    @property
     def _eos_ids(self) -> frozenset[int]:
         return frozenset() if self.tokenizer is None else self.tokenizer.eos_ids
 

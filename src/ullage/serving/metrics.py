@@ -273,7 +273,8 @@ def _computation(engine: Engine) -> dict[str, str]:
     """Which of its paths the engine took, and the fingerprint of its rotary tables."""
     options = engine.options
     return {
-        "attention": options.attention,
+        "attention": engine.attention,
+        "step": "compiled" if engine.compiled else "torch",
         "quantization": options.quantization,
         "dtype": options.dtype,
         "scheduling": options.scheduling,
