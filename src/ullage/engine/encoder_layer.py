@@ -104,7 +104,7 @@ def read_layer(
 
     def product(whole: str, *parts: str) -> Linear:
         """One matrix: stored as `whole`, or as `parts` stacked along the output."""
-        slots = (whole,) if weights.optional(whole, index) is not None else parts
+        slots = (whole,) if weights.has(whole, index) else parts
         matrix = [weights.tensor(slot, index) for slot in slots]
         found = [weights.optional(slot, index, ".bias") for slot in slots]
         if all(bias_O is None for bias_O in found):
@@ -117,8 +117,7 @@ def read_layer(
 
     def norm(slot: str) -> EncoderNorm | None:
         # ModernBERT's first layer has none before its attention: the embedding's is there.
-        held = weights.optional(slot, index) is not None
-        return encoder_norm(spec, weights, slot, index) if held else None
+        return encoder_norm(spec, weights, slot, index) if weights.has(slot, index) else None
 
     before = spec.norm.place == "pre"
     up = product("gate_up", "gate", "up") if mlp.gated else product("up")

@@ -11,7 +11,6 @@ import torch
 from ullage.anatomy import Model
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.tensors.slots import Slots
-from ullage.anatomy.tensors.tensor import TensorSpec
 from ullage.engine.weights import read_tensor
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 
@@ -40,6 +39,10 @@ class EncoderWeights:
         self._slots = Slots(spec)
         self._entries = {entry.name: entry for entry in index.tensors}
 
+    def has(self, slot: str, layer: int | None = None, suffix: str = ".weight") -> bool:
+        """Whether the spec has this slot."""
+        return self._slots.find(slot, layer, suffix) is not None
+
     def tensor(self, slot: str, layer: int | None = None, suffix: str = ".weight") -> torch.Tensor:
         """The tensor of a slot. Raises MalformedCheckpoint if it is absent or misshapen."""
         expected = self._slots.find(slot, layer, suffix)
@@ -53,8 +56,7 @@ class EncoderWeights:
         self, slot: str, layer: int | None = None, suffix: str = ".weight"
     ) -> torch.Tensor | None:
         """As `tensor`, or None for a slot that the spec does not have."""
-        expected: TensorSpec | None = self._slots.find(slot, layer, suffix)
-        return None if expected is None else self._read(expected.name, expected.shape)
+        return self.tensor(slot, layer, suffix) if self.has(slot, layer, suffix) else None
 
     def named(self, end: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor of the family's own, by its name below the root."""
