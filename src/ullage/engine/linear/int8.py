@@ -14,6 +14,8 @@ from ullage.engine.kernels.compiling import available
 from ullage.engine.linear.protocol import Linear
 
 _WIDTH_MULTIPLE = 32
+# Of a large matrix (a vocabulary's) only a part is held a second time in float32.
+_ELEMENTS_AT_A_TIME = 1 << 22
 
 
 def quantized(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,10 +23,17 @@ def quantized(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A channel of zeros has the scale 0. NaN and Inf give a scale that is no number either.
     """
-    largest_O = weight_OI.abs().amax(dim=1)
-    factors_O = torch.where(largest_O > 0, 127 / largest_O, 0.0)
-    whole_OI = (weight_OI * factors_O[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
-    return whole_OI.to(torch.int8), largest_O / 127
+    whole_OI = torch.empty(weight_OI.shape, dtype=torch.int8)
+    scales_O = torch.empty(weight_OI.shape[0])
+    num_rows = max(1, _ELEMENTS_AT_A_TIME // max(1, weight_OI.shape[1]))
+    for rows in (slice(r, r + num_rows) for r in range(0, weight_OI.shape[0], num_rows)):
+        part_OI = weight_OI[rows]
+        largest_O = part_OI.abs().amax(dim=1)
+        factors_O = torch.where(largest_O > 0, 127 / largest_O, 0.0)
+        rounded_OI = (part_OI * factors_O[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
+        whole_OI[rows] = rounded_OI.to(torch.int8)
+        scales_O[rows] = largest_O / 127
+    return whole_OI, scales_O
 
 
 class Int8Linear:

@@ -13,6 +13,7 @@ from ullage.anatomy.spec import ModelSpec, Rope
 from ullage.engine.attention import AttentionPath
 from ullage.engine.batch import Batch
 from ullage.engine.experts import MixtureOfExperts
+from ullage.engine.freed import give_back_freed
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import Linear, LinearFactory
 from ullage.engine.lora import Rows
@@ -48,10 +49,11 @@ class Decoder:
         self.ropes = [_tables(spec, *turn, max_model_len) for turn in turns]
         reader = LayerReader(spec, weights, linear, dtype)
         self.embedding_VE = weights.tensor("embed").to(dtype)
-        self.layers = [
-            reader.layer(index, None if (turn := _turn(spec, index)) is None else turns.index(turn))
-            for index in range(spec.num_layers)
-        ]
+        self.layers: list[Layer] = []
+        for index in range(spec.num_layers):
+            turn = _turn(spec, index)
+            self.layers.append(reader.layer(index, None if turn is None else turns.index(turn)))
+            give_back_freed()
         size = spec.hidden_size
         self.positions_NE = weights.tensor("positions").to(dtype) if _learned(spec) else None
         # OPT and BioGPT keep rows in front of the first position.
@@ -66,6 +68,7 @@ class Decoder:
         bias_V = weights.tensor("lm_head_bias", suffix="") if spec.lm_head_bias else None
         self.head = linear(head_VE, None if bias_V is None else bias_V.to(dtype))
         self.logit_scale = _logit_scale(spec)
+        give_back_freed()
 
     @property
     def kv_shapes(self) -> list[KVShape]:
