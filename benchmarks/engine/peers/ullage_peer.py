@@ -74,7 +74,18 @@ class UllagePeer:
         return clock.result(rows)
 
     def score(self, windows: list[list[int]], chunk: int) -> list[Json]:
-        raise NotImplementedError
+        limit = self._engine.options.max_num_batched_tokens
+        assert limit == chunk, f"max_num_batched_tokens is {limit}, not {chunk}"
+        found = []
+        for window in windows:
+            logits_TV = self._engine.prompt_logits(tuple(window))[:-1]
+            logprobs_TV = logits_TV.double().log_softmax(dim=-1)
+            logprobs = [
+                row[token].item() for row, token in zip(logprobs_TV, window[1:], strict=True)
+            ]
+            found.append({"logprobs": logprobs, "top": logits_TV.argmax(dim=-1).tolist()})
+            self._engine.reset_prefix_cache()
+        return found
 
     def _add(self, prompt_ids: list[int], max_tokens: int) -> str:
         self._count += 1

@@ -102,9 +102,7 @@ class VllmPeer:
         found = []
         for window in windows:
             params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-            (output,) = self._llm.generate(
-                [{"prompt_token_ids": window}], params, use_tqdm=False
-            )
+            (output,) = self._llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
             logprobs, top = [], []
             for token, ranked in zip(window[1:], output.prompt_logprobs[1:], strict=True):
                 logprobs.append(ranked[token].logprob)
