@@ -137,12 +137,17 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Choose the next step's work, taking blocks for it. Empty when nobody can run."""
         draft = _Draft(self.limits.max_num_batched_tokens)
-        decodes = [r for r in self.running if r.num_uncomputed == 1]
-        prefills = [r for r in self.running if r.num_uncomputed > 1]
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in self.running:
+            (decodes if request.num_uncomputed == 1 else prefills).append(request)
         for request in decodes + prefills:
             if request.state is State.RUNNING and draft.budget > 0:
                 count = min(self._wish(request), draft.budget)
-                if self._make_room(request, count, draft):
+                self.tables.slide(request)
+                if self.tables.has_room(request, count):
+                    draft.take(request, count, [])
+                elif self._make_room(request, count, draft):
                     draft.take(request, count, self.tables.extend(request, count))
         self._admit(draft)
         self._spread(draft)
@@ -210,7 +215,6 @@ class Scheduler:
 
     def _make_room(self, request: Request, count: int, draft: _Draft) -> bool:
         """See to it that `count` more tokens have blocks; False if it had to go itself."""
-        self.tables.slide(request)
         while self.tables.missing(request, count) > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(victim, draft)

@@ -30,6 +30,7 @@ class Tables:
         self.pool = pool
         self.groups = tuple(groups)
         self.caching = caching
+        self._windowed = [(i, group) for i, group in enumerate(groups) if group.window is not None]
         self._chunk = chunk
 
     # --- how much is needed ---
@@ -55,6 +56,17 @@ class Tables:
             )
             missing += max(min(needed - freed, most) - held, 0)
         return missing
+
+    def has_room(self, request: Request, count: int) -> bool:
+        """Whether `count` more tokens need neither a block nor a copy, as most decodes do not."""
+        size = self.pool.block_size
+        at, offset = divmod(request.num_computed, size)
+        for table in request.tables:
+            if len(table) * size < request.num_computed + count:
+                return False
+            if offset and self.pool.references(table[at]) > 1:
+                return False
+        return bool(request.tables)
 
     def missing(self, request: Request, count: int) -> int:
         """Blocks to allocate before `count` more tokens can be computed, copies among them."""
@@ -85,9 +97,7 @@ class Tables:
         """Give back the blocks that no row from num_computed on will see."""
         if not request.tables:
             return
-        for index, group in enumerate(self.groups):
-            if group.window is None:
-                continue
+        for index, group in self._windowed:
             table = request.tables[index]
             size = self.pool.block_size
             start = min(first_block_seen(request.num_computed, group.window, size), len(table))
