@@ -122,7 +122,9 @@ NEXT = LOGITS.argmax(dim=1)
 
 
 def quantised(name, bits, token_bytes, logits):
-    return kv_quant.Outcome(name, bits, token_bytes, 1.0, score([(logits, NEXT)]), ((1, 2),))
+    return kv_quant.Outcome(
+        name, bits, token_bytes, 1.0, "steps", score([(logits, NEXT)]), ((1, 2),)
+    )
 
 
 def test_kv_quant_says_what_was_lost():
@@ -146,7 +148,7 @@ def test_greedy_answers_are_compared_up_to_the_first_difference():
 def test_weight_quant_names_slower_variants_too():
     def variant(name, speed, memory):
         one: Score = score([(LOGITS, NEXT)])
-        return weight_quant.Outcome(name, None, memory, 1.0, (speed, 2 * speed), one)
+        return weight_quant.Outcome(name, None, memory, 1.0, (speed, 2 * speed), "steps", one)
 
     said = weight_quant._learnt([variant("float32", 10.0, 400), variant("int8", 5.0, 100)], (1, 8))
     assert said.startswith("Int8 weights decode 0.50 times at 1 and 0.50 times at 8")

@@ -67,13 +67,19 @@ def run_lab(names: Sequence[str], asked: Asked, progress: Callable[[str], None])
                     raise
                 outcomes.append(NotRun(name, str(error)))
     return Document(
-        subject=f"the server at {asked.url}" if asked.url else setting.model_name,
+        subject=_subject(setting),
         machine=facts,
         outcomes=tuple(outcomes),
         ullage=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         wall_s=time.perf_counter() - begin,
     )
+
+
+def _subject(setting: Setting) -> str:
+    if setting.url is not None:
+        return f"the server at {setting.url}"
+    return "the server of --serve-command" if setting.serve_command else setting.model_name
 
 
 def _run(name: str, setting: Setting) -> Result:

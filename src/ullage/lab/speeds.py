@@ -6,9 +6,24 @@ Holds the driving of an engine for time, with token ids that no answer depends o
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from ullage.engine.engine import Engine
 from ullage.engine.request import SamplingParams
+
+
+def way_of(engine: Engine) -> str:
+    """How this engine runs its steps, in words."""
+    steps = "compiled steps" if engine.compiled else "PyTorch's operations"
+    return f"{steps}, attention {engine.attention}"
+
+
+def ways(by_name: Mapping[str, str]) -> str:
+    """How variants ran, in a sentence: once where all ran alike."""
+    alike = set(by_name.values())
+    if len(alike) == 1:
+        return f"All ran in {alike.pop()}."
+    return "; ".join(f"{name} ran in {way}" for name, way in by_name.items()) + "."
 
 
 def decode_step_s(engine: Engine, *, batch: int, context: int, steps: int) -> float:

@@ -35,7 +35,7 @@ class Sizes:
     repeats: int
 
 
-FULL, QUICK = Sizes(32, 72, 1024, 3), Sizes(12, 24, 192, 1)
+FULL, QUICK = Sizes(32, 72, 1024, 2), Sizes(12, 24, 192, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from ullage.lab.passages import Windows, windows
 from ullage.lab.result import Axis, Bars, Column, Lines, Result, Series, Table
 from ullage.lab.scoring import Score, score
 from ullage.lab.setting import Setting
-from ullage.lab.speeds import decode_step_s
+from ullage.lab.speeds import decode_step_s, way_of, ways
 from ullage.lab.units import shown, times
 
 REFERENCE, HALF, EIGHT_BITS = "float32", "bfloat16", "int8_per_token_head"
-CHUNK = 32
+CHUNK = 64
 """Tokens of a prompt run at once. The first chunk finds nothing stored and is not scored."""
 
 
@@ -43,7 +43,7 @@ class Sizes:
     steps: int
 
 
-FULL, QUICK = Sizes(24, 256, 8, 48, 8, 768, 16), Sizes(2, 64, 2, 8, 2, 64, 3)
+FULL, QUICK = Sizes(20, 256, 8, 48, 8, 512, 16), Sizes(2, 96, 2, 8, 2, 64, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Outcome:
     bits: int
     token_bytes: float
     step_s: float
+    way: str
     score: Score
     answers: tuple[tuple[int, ...], ...]
 
@@ -74,7 +75,7 @@ def run(setting: Setting) -> Result:
         learnt=_learnt(outcomes, sizes),
         how=(
             f"The engine in this process, {setting.model_name}, weights in float32; int8 and int4 "
-            "have a scale for each token and head.",
+            f"have a scale for each token and head. {ways({o.name: o.way for o in outcomes})}",
             f"Perplexity and agreement: {text.words}; the {num_scored:,} tokens behind the first "
             f"{CHUNK} of each are scored, run {CHUNK} at a time, so that all read stored KV. The "
             "same tokens for all formats. Agreement: the most likely next token is float32's.",
@@ -114,8 +115,9 @@ def _measure(
         KV_FORMATS[name].bits,
         engine.kv.bytes_per_block / engine.kv.block_size * len(engine.kv.layout.groups),
         decode_step_s(engine, batch=sizes.batch, context=sizes.context, steps=sizes.steps),
+        way_of(engine),
         score(_scored(engine, text)),
-        tuple(_continued(engine, ids, sizes.answer) for ids in text.ids[: sizes.num_prompts]),
+        _continued(engine, text.ids[: sizes.num_prompts], sizes.answer),
     )
     return outcome, text
 
@@ -125,12 +127,18 @@ def _scored(engine: Engine, text: Windows) -> Iterator[tuple[torch.Tensor, torch
         yield engine.prompt_logits(window)[CHUNK:-1], torch.tensor(window[CHUNK + 1 :])
 
 
-def _continued(engine: Engine, prompt: tuple[int, ...], answer: int) -> tuple[int, ...]:
+def _continued(
+    engine: Engine, prompts: tuple[tuple[int, ...], ...], answer: int
+) -> tuple[tuple[int, ...], ...]:
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
-    (request,) = engine.add_request("greedy", prompt, params)
+    requests = [
+        request
+        for index, prompt in enumerate(prompts)
+        for request in engine.add_request(f"greedy-{index}", prompt, params)
+    ]
     while engine.has_work:
         engine.step()
-    return tuple(request.output_ids)
+    return tuple(tuple(request.output_ids) for request in requests)
 
 
 def _same(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:

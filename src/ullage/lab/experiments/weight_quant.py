@@ -21,7 +21,7 @@ from ullage.lab.passages import Windows, windows
 from ullage.lab.result import Bars, Column, Result, Table
 from ullage.lab.scoring import Score, score
 from ullage.lab.setting import Setting
-from ullage.lab.speeds import decode_step_s, prefill_tokens_per_s
+from ullage.lab.speeds import decode_step_s, prefill_tokens_per_s, way_of, ways
 from ullage.lab.units import shown, times
 
 # Name → the engine's options. The first is what the others are held against.
@@ -42,6 +42,7 @@ class Outcome:
     memory_bytes: int | None
     prefill_tokens_per_s: float
     decode_tokens_per_s: tuple[float, ...]
+    way: str
     score: Score
 
 
@@ -58,7 +59,8 @@ def run(setting: Setting) -> Result:
         name="weight-quant",
         learnt=_learnt(outcomes, batches),
         how=(
-            f"The engine in this process, {setting.model_name}; KV in float32 for all.",
+            f"The engine in this process, {setting.model_name}; KV in float32 for all. "
+            f"{ways({o.name: o.way for o in outcomes})}",
             f"Perplexity and agreement: {text.words}, {text.num_scored:,} scored tokens, the same "
             "for all. Agreement: the share of them where the most likely next token is float32's.",
             f"Decoding at {CONTEXT} tokens of context: the fastest steps.",
@@ -102,6 +104,7 @@ def _measure(
             batch / decode_step_s(engine, batch=batch, context=CONTEXT, steps=steps)
             for batch in batches
         ),
+        way_of(engine),
         score(_scored(engine, text)),
     )
     return outcome, text
