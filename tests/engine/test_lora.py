@@ -225,3 +225,32 @@ def test_adapters_need_a_flag_a_name_and_room(model: Path, adapters: dict[str, P
         served.load_lora("plain", adapters["rslora"])
     with pytest.raises(LoraRefused, match="--max-loras"):
         served.load_lora("rslora", adapters["rslora"])
+
+
+FUSED = {
+    "phi3": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "bloom": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+    "falcon-40b": ["query_key_value"],
+    "opt": ["q_proj", "v_proj", "out_proj", "fc1", "fc2"],
+    "qwen3-moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
+}
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_and_turned_matrices_are_changed_as_peft_changes_them(
+    family: str, family_dir: FamilyDir, tmp_path: Path
+) -> None:
+    """Also in another order of heads, where the adapter's rows must follow the weights'."""
+    base = family_dir(family)
+    path = write_adapter(
+        base, tmp_path / "adapter", target_modules=FUSED[family], fan_in_fan_out=family == "gpt2"
+    )
+    served = engine(base)
+    lora = served.load_lora("fused", path)
+    prompt = PROMPTS[3]
+    with torch.inference_mode():
+        adapted_TV = load_adapted(base, path)(torch.tensor([prompt])).logits[0]
+    found_TV = served.prompt_logits(tuple(prompt), lora)
+    torch.testing.assert_close(found_TV, adapted_TV, atol=1e-4, rtol=0)
+    assert (served.prompt_logits(tuple(prompt)) - found_TV).abs().max() > 0.1
