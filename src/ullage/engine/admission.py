@@ -1,6 +1,7 @@
-"""Who waits, in which order, and for how long a newcomer would: the line before the scheduler.
+"""Who may wait, in which order, and for how long a newcomer would: the line before the scheduler.
 
-Holds the order and the pace of the line. Who is let in, and why others are not, is `scheduler`.
+Holds what can never run here, and the order and the pace of the line. Who is let in next, and why
+others are not, is `scheduler`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,39 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 
-from ullage.engine.request import Request
+from ullage.engine.request import Request, SamplingParams
+from ullage.errors import BadInput
 
 # Of how many ends the pace is taken: enough to even out, few enough to follow a change.
 ENDS_REMEMBERED = 64
+
+
+class RequestRefused(BadInput):
+    """A request that this engine can never serve: too long, or without a prompt."""
+
+
+def require_fits(
+    prompt_ids: tuple[int, ...], params: SamplingParams, max_model_len: int, vocab_size: int
+) -> None:
+    """Raise RequestRefused unless prompt and answer fit the model's length and vocabulary."""
+    num_prompt = len(prompt_ids)
+    if params.n < 1:
+        raise RequestRefused(str(params.n), field="n", expected="at least 1")
+    if num_prompt == 0:
+        raise RequestRefused("no tokens", field="prompt", expected="at least one token")
+    if num_prompt + params.max_tokens > max_model_len:
+        raise RequestRefused(
+            f"{num_prompt} prompt tokens and max_tokens {params.max_tokens}",
+            field="prompt",
+            expected=f"at most {max_model_len} together (max_model_len)",
+        )
+    outside = next((token for token in prompt_ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise RequestRefused(
+            f"a token id outside the vocabulary: {outside}",
+            field="prompt",
+            expected=f"ids from 0 to {vocab_size - 1}",
+        )
 
 
 class Line:

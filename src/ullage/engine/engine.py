@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from ullage.engine.admission import Pace
+from ullage.engine.admission import Pace, RequestRefused, require_fits
 from ullage.engine.attention import choose_path
 from ullage.engine.batch import Batch, build_batch
 from ullage.engine.blocks import BlockPool
@@ -44,13 +44,8 @@ from ullage.engine.tables import Tables
 from ullage.engine.tokenizer import TextStream, Tokenizer
 from ullage.engine.tokenizer_loading import load_tokenizer
 from ullage.engine.weights import Weights
-from ullage.errors import BadInput
 
 __all__ = ["Engine", "Output", "RequestRefused", "StepReport"]
-
-
-class RequestRefused(BadInput):
-    """A request that this engine can never serve: too long, or without a prompt."""
 
 
 @dataclass(slots=True)
@@ -223,23 +218,7 @@ class Engine:
 
     def require_fits(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
         """Raise RequestRefused unless prompt and answer fit the model's length and vocabulary."""
-        num_prompt = len(prompt_ids)
-        if params.n < 1:
-            raise RequestRefused(str(params.n), field="n", expected="at least 1")
-        if num_prompt == 0:
-            raise RequestRefused("no tokens", field="prompt", expected="at least one token")
-        if num_prompt + params.max_tokens > self.max_model_len:
-            raise RequestRefused(
-                f"{num_prompt} prompt tokens and max_tokens {params.max_tokens}",
-                field="prompt",
-                expected=f"at most {self.max_model_len} together (max_model_len)",
-            )
-        if not all(0 <= token < self.spec.vocab_size for token in prompt_ids):
-            raise RequestRefused(
-                f"a token id outside the vocabulary: {_outside(prompt_ids, self.spec.vocab_size)}",
-                field="prompt",
-                expected=f"ids from 0 to {self.spec.vocab_size - 1}",
-            )
+        require_fits(prompt_ids, params, self.max_model_len, self.spec.vocab_size)
 
     def abort(self, request: Request) -> None:
         """End `request` now; its blocks are free when this returns. Finished ones are left."""
@@ -431,7 +410,3 @@ class Engine:
         self._pace.ended(now_s)
         request.finish_reason = reason
         request.finished_s = now_s
-
-
-def _outside(prompt_ids: tuple[int, ...], vocab_size: int) -> int:
-    return next(token for token in prompt_ids if not 0 <= token < vocab_size)
