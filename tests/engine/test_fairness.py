@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.engine.blocks import BlockPool
 from ullage.engine.request import Request, SamplingParams, State
-from ullage.engine.scheduler import WAIT_CAUSES, Limits, Plan, Scheduler
+from ullage.engine.scheduler import PASSED_LOOKS, WAIT_CAUSES, Limits, Plan, Scheduler
 from ullage.engine.tables import Tables
 
 BUDGET, SEQS, THRESHOLD, LONGS = 32, 8, 8, 1
@@ -230,3 +231,20 @@ def test_every_wait_has_its_cause() -> None:
     assert {cause: plan.waits for cause, plan in causes.items()} == {
         cause: {cause: 1} for cause in WAIT_CAUSES
     }
+
+
+def test_a_long_line_of_long_prompts_costs_few_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = BlockPool(4000, 4)
+    tables = Tables(pool, chunk=BUDGET)
+    scheduler = Scheduler(tables, Limits(SEQS, BUDGET, THRESHOLD, LONGS))
+    looks = []
+    hit = tables.hit
+    monkeypatch.setattr(tables, "hit", lambda one: looks.append(one) or hit(one))
+    for _ in range(200):
+        scheduler.add(request(100))
+    short = request(5)
+    scheduler.add(short)
+    plan = run(scheduler)
+    assert short in {w.request for w in plan.work}
+    assert plan.waits == {"long_prefill": 199}
+    assert len(looks) <= 2 + PASSED_LOOKS

@@ -18,6 +18,9 @@ from ullage.engine.tables import Copy, Tables, held_blocks
 # Why a request waits. vLLM calls the first four "capacity" and the others "deferred".
 WAIT_CAUSES = ("kv_blocks", "max_num_seqs", "token_budget", "static_batch", "long_prefill", "fork")
 
+# How many long prompts are looked up in the prefix cache per step, in case it makes them short.
+PASSED_LOOKS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -250,14 +253,18 @@ class Scheduler:
         if draft.preempted and closed is None:
             closed = "kv_blocks"
         num_long = sum(self._is_long(request.num_uncomputed) for request in self.running)
+        passed = 0
         for request in list(self._line):
             cause = closed
+            if cause is None and passed >= PASSED_LOOKS and self._is_long(request.num_tokens):
+                cause = "long_prefill"
             if cause is None:
                 hit = self.tables.hit(request)
                 num_left = request.num_tokens - hit.num_blocks * self.pool.block_size
                 is_long = self._is_long(num_left)
                 if is_long and num_long >= self.limits.max_long_partial_prefills:
                     cause = "long_prefill"
+                    passed += 1
                 else:
                     # Who finds no room closes the door: nobody behind may take it first.
                     cause = closed = self._obstacle(request, hit, draft)
