@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from ullage.engine.attention import AttentionPath
 from ullage.engine.batch import Batch, Span
-from ullage.engine.kernels.compiling import available
+from ullage.engine.kernels.compiling import aligned, available
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import FloatLinear, Int8Linear, Linear
 from ullage.engine.model import Decoder, Dense, Layer, Norm
@@ -218,7 +218,7 @@ class CompiledDecoder:
             x_TE.numpy(),
             own.normed_TE[:rows],
             own.whole_N,
-            own.scales_T,
+            own.scales_N,
             own.qkv_TO[:rows],
             own.mixed_TO[:rows],
             own.hidden_TF[:rows],
@@ -286,12 +286,12 @@ class _Buffers:
         layer, hidden = decoder.layers[0], decoder.spec.hidden_size
         mixed = layer.num_heads * layer.head_dim
         self.rows = rows
-        self.normed_TE = np.empty((rows, hidden), np.float32)
+        self.normed_TE = aligned(rows * hidden, np.float32).reshape(rows, hidden)
         self.qkv_TO = np.empty((rows, _outputs(layer.qkv)), np.float32)
-        self.mixed_TO = np.empty((rows, mixed), np.float32)
-        self.hidden_TF = np.empty((rows, intermediate), np.float32)
-        self.whole_N = np.empty(rows * max(hidden, mixed, intermediate), np.int16)
-        self.scales_T = np.empty(rows, np.float32)
+        self.mixed_TO = aligned(rows * mixed, np.float32).reshape(rows, mixed)
+        self.hidden_TF = aligned(rows * intermediate, np.float32).reshape(rows, intermediate)
+        self.whole_N = aligned(rows * max(hidden, mixed, intermediate), np.int16)
+        self.scales_N = np.empty(self.whole_N.size // _WIDTH_MULTIPLE, np.float32)
 
 
 def _outputs(linear: Linear) -> int:

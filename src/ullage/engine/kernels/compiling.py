@@ -13,6 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+_CACHE_LINE = 64
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Sums may be taken in any order and products fused; NaN and Inf keep their meaning, for a request
@@ -60,6 +64,14 @@ def compiled(function: Function, *, fast: bool = False) -> Function:
         return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     finally:
         numba.config.CACHE_DIR = before
+
+
+def aligned(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array [size] that begins at a cache line: vectors that lie across two cost twice."""
+    dtype = np.dtype(dtype)
+    room = np.empty(size * dtype.itemsize + _CACHE_LINE, np.uint8)
+    first = -room.ctypes.data % _CACHE_LINE
+    return room[first : first + size * dtype.itemsize].view(dtype)
 
 
 def _writable(folder: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """One row at a time: RMS norm, quantisation of an activation, rotation, SiLU.
 
-Rows are float32. A row that holds NaN or Inf is quantised to zeros with a scale of NaN, so that
-whatever is made of it is NaN too.
+Rows are float32. Where NaN or Inf stands, zeros are stored with a scale of NaN, so that whatever is
+made of the row is NaN too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.engine.kernels.compiling import compiled
-from ullage.engine.kernels.llvm import as_bits, as_float
+from ullage.engine.kernels.llvm import GROUP, as_bits, as_float
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,24 +62,29 @@ def _rms_norm(x_E: Floats, weight_E: Floats, eps: np.float32, out_E: Floats) -> 
         out_E[i] = x_E[i] * factor * weight_E[i]
 
 
-def _quantize(x_I: Floats, out_I: npt.NDArray[np.int16]) -> np.float32:
-    """Whole numbers from −127 to 127 in int16, symmetric; returns what one of them is worth."""
+def _quantize(x_I: Floats, out_I: npt.NDArray[np.int16], scales_G: Floats) -> None:
+    """Whole numbers from −127 to 127 in int16, symmetric; what one is worth, by groups of GROUP."""
     patterns = x_I.view(np.int32)
-    top = np.int32(0)
-    for i in range(patterns.shape[0]):
-        top = max(top, patterns[i] & _ABS)
-    if top >= _INF:
-        out_I[:] = 0
-        return np.float32(np.nan)
-    if top < _SMALLEST_NORMAL:
-        # The inverse of so small a scale would not be finite.
-        out_I[:] = 0
-        return np.float32(0)
-    largest = as_float(top)
-    factor = np.float32(127) / largest
-    for i in range(x_I.shape[0]):
-        out_I[i] = np.int16(np.rint(x_I[i] * factor))
-    return np.float32(largest / np.float32(127))
+    size = x_I.shape[0]
+    for group in range(scales_G.shape[0]):
+        first, last = group * GROUP, min(size, group * GROUP + GROUP)
+        top = np.int32(0)
+        for i in range(first, last):
+            top = max(top, patterns[i] & _ABS)
+        if top >= _INF:
+            out_I[first:last] = 0
+            scales_G[group] = np.nan
+            continue
+        if top < _SMALLEST_NORMAL:
+            # The inverse of so small a scale would not be finite.
+            out_I[first:last] = 0
+            scales_G[group] = 0
+            continue
+        largest = as_float(top)
+        factor = np.float32(127) / largest
+        for i in range(first, last):
+            out_I[i] = np.int16(np.rint(x_I[i] * factor))
+        scales_G[group] = largest / np.float32(127)
 
 
 def _rotate(x_D: Floats, cos_R: Floats, sin_R: Floats) -> None:

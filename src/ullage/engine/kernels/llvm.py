@@ -121,99 +121,108 @@ def _from_bfloat16(builder: Any, weights: Any) -> Any:
 
 
 def _sum_lanes(builder: Any, vector: Any) -> Any:
-    """The sum of a vector's lanes, halves added to halves."""
-    count = vector.type.count
-    add = builder.add if isinstance(vector.type.element, ir.IntType) else builder.fadd
+    """The sum of a vector's eight lanes, halves added to halves."""
     none = ir.Constant(vector.type, ir.Undefined)
-    while count > 1:
-        count //= 2
-        mask = ir.Constant(
-            ir.VectorType(I32, 8), [ir.Constant(I32, (i + count) % 8) for i in range(8)]
-        )
-        vector = add(vector, builder.shuffle_vector(vector, none, mask))
+    for half in (4, 2, 1):
+        lanes = [ir.Constant(I32, (i + half) % 8) for i in range(8)]
+        mask = ir.Constant(ir.VectorType(I32, 8), lanes)
+        vector = builder.fadd(vector, builder.shuffle_vector(vector, none, mask))
     return builder.extract_element(vector, ir.Constant(I32, 0))
 
 
 class _Kind:
-    """How one weight type is multiplied: element types, lanes of a step, how sums are kept."""
+    """How one type of float weight is multiplied by float32."""
 
-    def __init__(self, weight: Any, x: Any, out: Any, lanes: int) -> None:
-        self.weight, self.x, self.out, self.lanes = weight, x, out, lanes
-
-    def accumulate(self, builder: Any, total: Any, weights: Any, x: Any) -> Any:
-        if self.weight is I8:
-            return builder.add(total, _int8_products(builder, weights, x))
-        return builder.fadd(
-            total, builder.fmul(weights, x, flags=("contract",)), flags=("contract",)
-        )
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
 
     def widen(self, builder: Any, weights: Any) -> Any:
         return _from_bfloat16(builder, weights) if self.weight is I16 else weights
 
 
-INT8 = _Kind(I8, I16, I32, 16)
-FLOAT32 = _Kind(F32, F32, F32, 8)
-BFLOAT16 = _Kind(I16, F32, F32, 8)
+FLOAT32, BFLOAT16 = _Kind(F32), _Kind(I16)
+# Activations of int8 products have one scale for so many neighbours, the last half as many perhaps.
+GROUP = 64
+_HALF_GROUP = GROUP // 2
+
+
+class _Rows:
+    """Pointers to rows of one matrix, and vectors of them."""
+
+    def __init__(self, builder: Any, base: Any, stride: Any, count: int, element: Any) -> None:
+        self._builder, self._element = builder, element
+        first = builder.inttoptr(base, element.as_pointer())
+        self.starts = [
+            builder.gep(first, [builder.mul(stride, ir.Constant(I64, n))]) for n in range(count)
+        ]
+
+    def load(self, row: int, at: Any, lanes: int) -> Any:
+        vector = ir.VectorType(self._element, lanes).as_pointer()
+        pointer = self._builder.bitcast(self._builder.gep(self.starts[row], [at]), vector)
+        return self._builder.load(pointer, align=_element_bytes(self._element))
+
+    def load_one(self, row: int, at: Any) -> Any:
+        return self._builder.load(self._builder.gep(self.starts[row], [at]))
+
+
+class _Sums:
+    """Vectors of float32 that stay in registers, one for each row of x and row of w."""
+
+    def __init__(self, builder: Any, rows: int, columns: int) -> None:
+        self._builder = builder
+        self.kind = ir.VectorType(F32, 8)
+        zero = ir.Constant(self.kind, [ir.Constant(F32, 0.0)] * 8)
+        self._slots = [[self._room(zero) for _ in range(columns)] for _ in range(rows)]
+
+    def _room(self, zero: Any) -> Any:
+        slot = cgutils.alloca_once(self._builder, self.kind)
+        self._builder.store(zero, slot)
+        return slot
+
+    def add_product(self, row: int, column: int, a: Any, b: Any) -> None:
+        slot, builder = self._slots[row][column], self._builder
+        product = builder.fmul(a, b, flags=("contract",))
+        builder.store(builder.fadd(builder.load(slot), product, flags=("contract",)), slot)
+
+    def total(self, row: int, column: int) -> Any:
+        return self._builder.load(self._slots[row][column])
+
+
+def _store_totals(
+    builder: Any, parts: list[_Sums], rows: int, columns: int, out: Any, out_stride: Any
+) -> None:
+    first = builder.inttoptr(out, F32.as_pointer())
+    for r in range(rows):
+        for c in range(columns):
+            total = parts[0].total(r, c)
+            for part in parts[1:]:
+                total = builder.fadd(total, part.total(r, c))
+            at = builder.add(builder.mul(out_stride, ir.Constant(I64, r)), ir.Constant(I64, c))
+            builder.store(_sum_lanes(builder, total), builder.gep(first, [at]))
 
 
 def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
     """An intrinsic (w, w_stride, x, x_stride, size, out, out_stride) on addresses and counts.
 
     out[r, c] = Σ_i w[c, i]·x[r, i] for `rows` rows of x and `columns` rows of w; strides are in
-    elements, `size` is a multiple of kind.lanes × unroll. Every sum stays in a register.
+    elements, `size` is a multiple of 8 × unroll. Every sum stays in a register.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         w, w_stride, x, x_stride, size, out, out_stride = args
-        lane_count = ir.Constant(I64, kind.lanes * unroll)
-
-        def pointers(base: Any, stride: Any, count: int, element: Any) -> list[Any]:
-            first = builder.inttoptr(base, element.as_pointer())
-            return [
-                builder.gep(first, [builder.mul(stride, ir.Constant(I64, n))]) for n in range(count)
-            ]
-
-        w_rows = pointers(w, w_stride, columns, kind.weight)
-        x_rows = pointers(x, x_stride, rows, kind.x)
-        sums_type = ir.VectorType(kind.out, 8)
-        zero = ir.Constant(sums_type, [ir.Constant(kind.out, 0)] * 8)
-        sums = [
-            [
-                [cgutils.alloca_once_value(builder, zero) for _ in range(columns)]
-                for _ in range(rows)
-            ]
-            for _ in range(unroll)
-        ]
-        for part in sums:
-            for row in part:
-                for slot in row:
-                    builder.store(zero, slot)
-
-        def load(base: Any, at: Any, element: Any) -> Any:
-            pointer = builder.bitcast(
-                builder.gep(base, [at]), ir.VectorType(element, kind.lanes).as_pointer()
-            )
-            return builder.load(pointer, align=element_bytes(element))
-
-        with cgutils.for_range_slice(builder, ir.Constant(I64, 0), size, lane_count) as (at, _):
-            for copy, sums_RC in enumerate(sums):
-                here = builder.add(at, ir.Constant(I64, copy * kind.lanes))
-                xs = [load(row, here, kind.x) for row in x_rows]
-                for c, w_row in enumerate(w_rows):
-                    weights = kind.widen(builder, load(w_row, here, kind.weight))
+        w_rows = _Rows(builder, w, w_stride, columns, kind.weight)
+        x_rows = _Rows(builder, x, x_stride, rows, F32)
+        parts = [_Sums(builder, rows, columns) for _ in range(unroll)]
+        zero, step = ir.Constant(I64, 0), ir.Constant(I64, 8 * unroll)
+        with cgutils.for_range_slice(builder, zero, size, step) as (at, _):
+            for n, part in enumerate(parts):
+                here = builder.add(at, ir.Constant(I64, 8 * n))
+                xs = [x_rows.load(r, here, 8) for r in range(rows)]
+                for c in range(columns):
+                    weights = kind.widen(builder, w_rows.load(c, here, 8))
                     for r in range(rows):
-                        slot = sums_RC[r][c]
-                        total = kind.accumulate(builder, builder.load(slot), weights, xs[r])
-                        builder.store(total, slot)
-        first = builder.inttoptr(out, kind.out.as_pointer())
-        add = builder.add if kind.out is I32 else builder.fadd
-        for r in range(rows):
-            for c in range(columns):
-                total = builder.load(sums[0][r][c])
-                for sums_RC in sums[1:]:
-                    total = add(total, builder.load(sums_RC[r][c]))
-                at = builder.add(builder.mul(out_stride, ir.Constant(I64, r)), ir.Constant(I64, c))
-                builder.store(_sum_lanes(builder, total), builder.gep(first, [at]))
+                        part.add_product(r, c, weights, xs[r])
+        _store_totals(builder, parts, rows, columns, out, out_stride)
         return context.get_dummy_value()
 
     def typing(
@@ -225,7 +234,61 @@ def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
     return intrinsic(typing)
 
 
-def element_bytes(element: Any) -> int:
+def int8_block(rows: int) -> Any:
+    """An intrinsic (w, x, x_stride, size, scales, scales_stride, out, out_stride).
+
+    out[r] = Σ_g scales[r, g]·Σ_i w[i]·x[r, i] over the groups g of GROUP neighbours i; w int8, x
+    int16 from −127 to 127, scales and out float32. `size` is a multiple of half a group. What is
+    whole is exact: a group's sum stays below 2²⁴ in each of eight lanes.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        w, x, x_stride, size, scales, scales_stride, out, out_stride = args
+        nothing = ir.Constant(I64, 0)
+        w_rows = _Rows(builder, w, nothing, 1, I8)
+        x_rows = _Rows(builder, x, x_stride, rows, I16)
+        scale_rows = _Rows(builder, scales, scales_stride, rows, F32)
+        sums = _Sums(builder, rows, 1)
+
+        def add_group(at: Any, width: int) -> None:
+            group = builder.sdiv(at, ir.Constant(I64, GROUP))
+            places = [builder.add(at, ir.Constant(I64, lane)) for lane in range(0, width, LANES)]
+            weights = [w_rows.load(0, place, LANES) for place in places]
+            for r in range(rows):
+                whole = None
+                for place, weight in zip(places, weights, strict=True):
+                    product = _int8_products(builder, weight, x_rows.load(r, place, LANES))
+                    whole = product if whole is None else builder.add(whole, product)
+                scale = _in_every_lane(builder, scale_rows.load_one(r, group))
+                sums.add_product(r, 0, builder.sitofp(whole, sums.kind), scale)
+
+        full = builder.and_(size, ir.Constant(I64, -GROUP))
+        step = ir.Constant(I64, GROUP)
+        with cgutils.for_range_slice(builder, nothing, full, step) as (at, _):
+            add_group(at, GROUP)
+        half = ir.Constant(I64, _HALF_GROUP)
+        with cgutils.for_range_slice(builder, full, size, half) as (at, _):
+            add_group(at, _HALF_GROUP)
+        _store_totals(builder, [sums], rows, 1, out, out_stride)
+        return context.get_dummy_value()
+
+    def typing(
+        typingctx: Any, w: Any, x: Any, x_stride: Any, size: Any, scales: Any, scales_stride: Any,
+        out: Any, out_stride: Any,
+    ) -> Any:  # fmt: skip
+        return types.void(*[types.int64] * 8), codegen
+
+    return intrinsic(typing)
+
+
+def _in_every_lane(builder: Any, value: Any) -> Any:
+    none = ir.Constant(ir.VectorType(F32, 8), ir.Undefined)
+    first = builder.insert_element(none, value, ir.Constant(I32, 0))
+    mask = ir.Constant(ir.VectorType(I32, 8), [ir.Constant(I32, 0)] * 8)
+    return builder.shuffle_vector(first, none, mask)
+
+
+def _element_bytes(element: Any) -> int:
     return 4 if element is F32 else int(element.width) // 8
 
 

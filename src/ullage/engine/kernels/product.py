@@ -8,9 +8,16 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-from ullage.engine.kernels.compiling import compiled
+from ullage.engine.kernels.compiling import aligned, compiled
 from ullage.engine.kernels.elementwise import quantize
-from ullage.engine.kernels.matmul import KIND_INT8, MOST_ROWS, rows_at_once, tile, tile_outputs
+from ullage.engine.kernels.matmul import (
+    KIND_INT8,
+    MOST_ROWS,
+    num_groups,
+    rows_at_once,
+    tile,
+    tile_outputs,
+)
 from ullage.engine.kernels.team import Team, enter, finish, leave, take, wait
 
 Floats = npt.NDArray[np.float32]
@@ -18,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def _quantize_all(
-    counters: Ints, phase: int, x_TI: Floats, whole_TI: npt.NDArray[np.int16], scales_T: Floats
+    counters: Ints, phase: int, x_TI: Floats, whole_TI: npt.NDArray[np.int16], scales_TG: Floats
 ) -> None:
     rows, size = x_TI.shape
     few = max(1, min(16, rows // 8))
@@ -28,7 +35,7 @@ def _quantize_all(
         if piece >= pieces:
             break
         for row in range(piece * few, min(rows, piece * few + few)):
-            scales_T[row] = quantize(x_TI[row], whole_TI[row, :size])
+            quantize(x_TI[row], whole_TI[row, :size], scales_TG[row])
             whole_TI[row, size:] = 0
         finish(counters, phase)
     wait(counters, phase, pieces)
@@ -39,17 +46,18 @@ quantize_all = compiled(_quantize_all)
 
 def _product(
     counters: Ints, epoch: int, x_TI: Floats, weight_OI: npt.NDArray[np.int8], scales_O: Floats,
-    biases_O: Floats, whole_TI: npt.NDArray[np.int16], scales_T: Floats, out_TO: Floats,
+    biases_O: Floats, whole_TI: npt.NDArray[np.int16], scales_TG: Floats, out_TO: Floats,
 ) -> None:  # fmt: skip
     if not enter(counters, epoch):
         return
-    quantize_all(counters, 0, x_TI, whole_TI, scales_T)
+    quantize_all(counters, 0, x_TI, whole_TI, scales_TG)
     outputs, size = weight_OI.shape
     rows = x_TI.shape[0]
     scratch_RN = np.empty((MOST_ROWS, 64), np.float32)
     step = tile_outputs(KIND_INT8, size)
     pieces = (outputs + step - 1) // step
     weight, x = weight_OI.ctypes.data, whole_TI.ctypes.data
+    x_scales = scales_TG.ctypes.data
     while True:
         piece = take(counters, 1)
         if piece >= pieces:
@@ -61,7 +69,7 @@ def _product(
             block = rows_at_once(rows - row)
             tile(
                 KIND_INT8, weight, scales_O, biases_O, size, first, last, x + 2 * row * size,
-                scales_T[row:], block, scratch_RN,
+                x_scales + 4 * row * scales_TG.shape[1], block, scratch_RN,
             )  # fmt: skip
             for r in range(block):
                 for o in range(last - first):
@@ -95,7 +103,8 @@ def int8_product(
     out_TO: Floats,
 ) -> None:
     """out = x·(W·scales)ᵀ + b, x quantised by rows; W is as wide as x or filled up with zeros."""
-    whole_TI = np.empty((x_TI.shape[0], weight_OI.shape[1]), np.int16)
-    scales_T = np.empty(x_TI.shape[0], np.float32)
+    rows, size = x_TI.shape[0], weight_OI.shape[1]
+    whole_TI = aligned(rows * size, np.int16).reshape(rows, size)
+    scales_TG = np.zeros((rows, num_groups(size)), np.float32)
     biases_O = _none if biases_O is None else biases_O
-    team().run(_all_threads, 2, x_TI, weight_OI, scales_O, biases_O, whole_TI, scales_T, out_TO)
+    team().run(_all_threads, 2, x_TI, weight_OI, scales_O, biases_O, whole_TI, scales_TG, out_TO)

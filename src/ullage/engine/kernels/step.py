@@ -23,7 +23,14 @@ from ullage.engine.kernels.attention_batch import (
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import quantize, rms_norm, rotate, silu_times
 from ullage.engine.kernels.llvm import as_pointer
-from ullage.engine.kernels.matmul import KIND_INT8, MOST_ROWS, rows_at_once, tile, tile_outputs
+from ullage.engine.kernels.matmul import (
+    KIND_INT8,
+    MOST_ROWS,
+    num_groups,
+    rows_at_once,
+    tile,
+    tile_outputs,
+)
 from ullage.engine.kernels.storing import store
 from ullage.engine.kernels.team import enter, finish, leave, take, wait
 
@@ -61,7 +68,7 @@ floats_at = compiled(_floats_at)
 
 def _normalise(
     counters: Ints, phase: int, x_TE: Floats, rows_S: Ints, weight_E: Floats, eps: np.float32,
-    kind: int, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_T: Floats,
+    kind: int, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_N: Floats,
 ) -> None:  # fmt: skip
     """The norm of rows rows_S of x, to row 0, 1, … of normed and, for int8 weights, of whole."""
     count = rows_S.shape[0]
@@ -72,23 +79,27 @@ def _normalise(
         rms_norm(x_TE[rows_S[row]], weight_E, eps, normed_TE[row])
         if kind == KIND_INT8:
             size = normed_TE.shape[1]
-            scales_T[row] = quantize(normed_TE[row], whole_N[row * size : (row + 1) * size])
+            groups = num_groups(size)
+            scales_G = scales_N[row * groups : (row + 1) * groups]
+            quantize(normed_TE[row], whole_N[row * size : (row + 1) * size], scales_G)
         finish(counters, phase)
     wait(counters, phase, count)
 
 
 def _quantize_rows(
     counters: Ints, phase: int, kind: int, x_TI: Floats, whole_N: npt.NDArray[np.int16],
-    scales_T: Floats,
+    scales_N: Floats,
 ) -> None:  # fmt: skip
     if kind != KIND_INT8:
         return
     count, size = x_TI.shape
+    groups = num_groups(size)
     while True:
         row = take(counters, phase)
         if row >= count:
             break
-        scales_T[row] = quantize(x_TI[row], whole_N[row * size : (row + 1) * size])
+        scales_G = scales_N[row * groups : (row + 1) * groups]
+        quantize(x_TI[row], whole_N[row * size : (row + 1) * size], scales_G)
         finish(counters, phase)
     wait(counters, phase, count)
 
@@ -98,7 +109,7 @@ normalise, quantize_rows = compiled(_normalise), compiled(_quantize_rows)
 
 def _multiply(
     counters: Ints, phase: int, matrix_4: Ints, outputs: int, x_TI: Floats,
-    whole_N: npt.NDArray[np.int16], scales_T: Floats, adds: bool, out_TO: Floats,
+    whole_N: npt.NDArray[np.int16], scales_N: Floats, adds: bool, out_TO: Floats,
     scratch_RN: Floats,
 ) -> None:  # fmt: skip
     """out = (out +) x·Wᵀ + b, of x's rows; of `whole` and its scales where the weights are int8."""
@@ -107,6 +118,7 @@ def _multiply(
     scales_O, biases_O = floats_at(matrix_4[2], outputs), floats_at(matrix_4[3], outputs)
     x = whole_N.ctypes.data if kind == KIND_INT8 else x_TI.ctypes.data
     row_bytes = size * (2 if kind == KIND_INT8 else 4)
+    scales_at, groups = scales_N.ctypes.data, num_groups(size)
     step = tile_outputs(kind, size)
     pieces = (outputs + step - 1) // step
     while True:
@@ -120,7 +132,7 @@ def _multiply(
             block = rows_at_once(rows - row)
             tile(
                 kind, weight, scales_O, biases_O, size, first, last, x + row * row_bytes,
-                scales_T[row:], block, scratch_RN,
+                scales_at + 4 * row * groups, block, scratch_RN,
             )  # fmt: skip
             for r in range(block):
                 if adds:
@@ -136,7 +148,7 @@ def _multiply(
 
 def _multiply_gated(
     counters: Ints, phase: int, matrix_4: Ints, x_TI: Floats, whole_N: npt.NDArray[np.int16],
-    scales_T: Floats, hidden_TF: Floats, scratch_RN: Floats, gate_RN: Floats,
+    scales_N: Floats, hidden_TF: Floats, scratch_RN: Floats, gate_RN: Floats,
 ) -> None:  # fmt: skip
     """hidden = silu(gate)·up, where the matrix's upper half gives the gates, its lower the ups."""
     rows, size = x_TI.shape
@@ -145,6 +157,7 @@ def _multiply_gated(
     scales_O, biases_O = floats_at(matrix_4[2], 2 * outputs), floats_at(matrix_4[3], 2 * outputs)
     x = whole_N.ctypes.data if kind == KIND_INT8 else x_TI.ctypes.data
     row_bytes = size * (2 if kind == KIND_INT8 else 4)
+    scales_at, groups = scales_N.ctypes.data, num_groups(size)
     step = tile_outputs(kind, size)
     pieces = (outputs + step - 1) // step
     while True:
@@ -156,7 +169,7 @@ def _multiply_gated(
         row = 0
         while row < rows:
             block = rows_at_once(rows - row)
-            at, few = x + row * row_bytes, scales_T[row:]
+            at, few = x + row * row_bytes, scales_at + 4 * row * groups
             tile(kind, weight, scales_O, biases_O, size, first, last, at, few, block, gate_RN)
             tile(
                 kind, weight, scales_O, biases_O, size, outputs + first, outputs + last, at, few,
@@ -263,7 +276,7 @@ def _step(
     counters: Ints, epoch: int, layers: Ints, head_4: Ints, final_norm: int, sizes: Ints,
     rules: Floats, slopes_H: Floats, eps: np.float32, storage: Any, positions_T: Ints,
     slots_GT: Ints, blocks_N4: Ints, tables_GBW: npt.NDArray[np.int32], sampled_S: Ints,
-    x_TE: Floats, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_T: Floats,
+    x_TE: Floats, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_N: Floats,
     qkv_TO: Floats, mixed_TO: Floats, hidden_TF: Floats, states: Floats, logits_SV: Floats,
 ) -> None:  # fmt: skip
     """Logits of the rows sampled_S; x holds the embeddings, and is used up.
@@ -292,11 +305,11 @@ def _step(
         value_scales = patterns_at(layer[VALUE_SCALES], scales_shape)
         norm_E = floats_at(layer[MIXER_NORM], hidden)
         normalise(
-            counters, phase, x_TE, all_T, norm_E, eps, layer[QKV], normed_TE, whole_N, scales_T
+            counters, phase, x_TE, all_T, norm_E, eps, layer[QKV], normed_TE, whole_N, scales_N
         )
         multiply(
             counters, phase + 1, layer[QKV : QKV + 4], qkv_TO.shape[1], normed_TE, whole_N,
-            scales_T, False, qkv_TO, scratch_RN,
+            scales_N, False, qkv_TO, scratch_RN,
         )  # fmt: skip
         place_heads(
             counters, phase + 2, layer, sizes, eps, qkv_TO, positions_T, slots_GT[layer[GROUP]],
@@ -306,33 +319,33 @@ def _step(
             counters, phase + 3, layer, rule_2, slopes_H, blocks_N4, parts, qkv_TO, mixed_TO, keys,
             key_scales, values, value_scales, tables_GBW[layer[GROUP]], states,
         )  # fmt: skip
-        quantize_rows(counters, phase + 5, layer[OUTPUT], mixed_TO, whole_N, scales_T)
+        quantize_rows(counters, phase + 5, layer[OUTPUT], mixed_TO, whole_N, scales_N)
         multiply(
-            counters, phase + 6, layer[OUTPUT : OUTPUT + 4], hidden, mixed_TO, whole_N, scales_T,
+            counters, phase + 6, layer[OUTPUT : OUTPUT + 4], hidden, mixed_TO, whole_N, scales_N,
             True, x_TE, scratch_RN,
         )  # fmt: skip
         norm_E = floats_at(layer[MLP_NORM], hidden)
         normalise(
             counters, phase + 7, x_TE, all_T, norm_E, eps, layer[GATE_UP], normed_TE, whole_N,
-            scales_T,
+            scales_N,
         )  # fmt: skip
         multiply_gated(
-            counters, phase + 8, layer[GATE_UP : GATE_UP + 4], normed_TE, whole_N, scales_T,
+            counters, phase + 8, layer[GATE_UP : GATE_UP + 4], normed_TE, whole_N, scales_N,
             hidden_TF, scratch_RN, gate_RN,
         )  # fmt: skip
-        quantize_rows(counters, phase + 9, layer[DOWN], hidden_TF, whole_N, scales_T)
+        quantize_rows(counters, phase + 9, layer[DOWN], hidden_TF, whole_N, scales_N)
         multiply(
-            counters, phase + 10, layer[DOWN : DOWN + 4], hidden, hidden_TF, whole_N, scales_T,
+            counters, phase + 10, layer[DOWN : DOWN + 4], hidden, hidden_TF, whole_N, scales_N,
             True, x_TE, scratch_RN,
         )  # fmt: skip
     phase = layers.shape[0] * PHASES_PER_LAYER
     normalise(
         counters, phase, x_TE, sampled_S, floats_at(final_norm, hidden), eps, head_4[0], normed_TE,
-        whole_N, scales_T,
+        whole_N, scales_N,
     )  # fmt: skip
     count = sampled_S.shape[0]
     multiply(
-        counters, phase + 1, head_4, sizes[VOCAB], normed_TE[:count], whole_N, scales_T, False,
+        counters, phase + 1, head_4, sizes[VOCAB], normed_TE[:count], whole_N, scales_N, False,
         logits_SV, scratch_RN,
     )  # fmt: skip
     leave(counters)
