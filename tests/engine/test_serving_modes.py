@@ -251,10 +251,9 @@ def test_tokens_do_not_depend_on_the_order_of_work(
 ) -> None:
     options = {"max_num_batched_tokens": 32, **MODES[mode]}
     if mode == "little KV":
-        kv = make(family).kv
-        groups = len(kv.layout.groups)
-        options["kv_cache_memory_bytes"] = kv.bytes_per_block // 2 * (24 + 8 * (groups - 1))
-        options["max_num_seqs"] = 8
+        plain = make(family, block_size=8, max_num_batched_tokens=32)
+        fits_one = plain.tables.most_blocks(192) * plain.kv.bytes_per_block
+        options.update(kv_cache_memory_bytes=fits_one, max_num_seqs=8)
     served = make(family, **options)
     requests = []
     for index, prompt in enumerate([SHARED, *TAILS, PROMPTS[LENGTHS.index(150)]] * 2):
