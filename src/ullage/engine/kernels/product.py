@@ -87,11 +87,16 @@ _team: Team | None = None
 
 
 def team(num_threads: int | None = None) -> Team:
-    """The process's threads, made at the first call; by default as many as there are processors."""
+    """The process's threads, made at the first call and as many as then asked for.
+
+    By default OMP_NUM_THREADS, as torch's own; without it one for each processor allowed.
+    """
     global _team
     with _lock:
         if _team is None:
-            _team = Team(num_threads or len(os.sched_getaffinity(0)))
+            said = os.environ.get("OMP_NUM_THREADS", "")
+            allowed = len(os.sched_getaffinity(0))
+            _team = Team(num_threads or (int(said) if said.isdecimal() and int(said) else allowed))
         return _team
 
 
