@@ -204,3 +204,30 @@ def test_a_full_queue_is_a_rate_limit_error(model_dir: Path) -> None:
             client.completions.create(model="tiny", prompt="b")
     finally:
         handle.stop()
+
+
+def test_prompts_without_an_answer_may_be_bounded_in_tokens(model_dir: Path) -> None:
+    options = EngineOptions(kv_cache_memory_bytes=1 << 22, max_num_seqs=1)
+    handle = start_server(
+        model_dir, options, max_num_queued_tokens=10, max_num_queued_reqs=9, served_model_name="me"
+    )
+    try:
+        with (
+            openai.OpenAI(base_url=f"{handle.url}/v1", api_key="unused", max_retries=0) as client,
+            httpx.Client(base_url=handle.url, timeout=60) as http,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            ask = {"model": "me", "prompt": "a", "max_tokens": 400, "stream": True}
+            stream = client.completions.create(**ask, extra_body={"ignore_eos": True})
+            next(iter(stream))
+            body = {"prompt": "b" * 20, "max_tokens": 1}
+            waiting = pool.submit(http.post, "/v1/completions", json=body)
+            eventually(lambda: metrics(http)["vllm:num_requests_waiting"] == 1)
+            with pytest.raises(openai.RateLimitError, match="20 prompt tokens wait"):
+                client.completions.create(model="me", prompt="c")
+            assert metrics(http)["vllm:admission_rejections_total|max_num_queued_tokens"] == 1
+            stream.close()
+            assert waiting.result().status_code == 200
+            client.completions.create(model="me", prompt="c")
+    finally:
+        handle.stop()

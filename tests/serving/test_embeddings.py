@@ -32,7 +32,7 @@ from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.embedding_loop import EmbeddingLoop
 from ullage.serving.embedding_metrics import EmbeddingMetrics
 from ullage.serving.embeddings import ANSWER
-from ullage.serving.loop import NotFinite, QueueFull
+from ullage.serving.refusals import NotFinite, QueueFull
 
 OPTIONS = EngineOptions(max_num_seqs=4, max_num_batched_tokens=160)
 WORDS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
@@ -243,6 +243,22 @@ def test_probes_version_and_the_openapi_document(embedding_server: ServerHandle)
     jsonschema.validate({"input": ["a", "b"], "model": "tiny"}, described["schema"])
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"input": 3}, described["schema"])
+
+
+def test_tokens_of_a_text_and_back(embedding_server: ServerHandle) -> None:
+    url = embedding_server.url
+    found = httpx.post(f"{url}/tokenize", json={"prompt": "w1 w2"}).json()
+    assert found == {"count": 4, "max_model_len": 130, "tokens": [2, 5, 6, 3]}
+    bare = {"prompt": "w1", "add_special_tokens": False, "return_token_strs": True}
+    assert httpx.post(f"{url}/tokenize", json=bare).json()["token_strs"] == ["w1"]
+    assert httpx.post(f"{url}/detokenize", json={"tokens": [5, 6]}).json()["prompt"] == "w1 w2"
+    for path, body in (
+        ("tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+        ("detokenize", {"tokens": [320]}),
+    ):
+        assert httpx.post(f"{url}/{path}", json=body).status_code == 400
+    other = {"prompt": "w1", "model": "other"}
+    assert httpx.post(f"{url}/tokenize", json=other).status_code == 404
 
 
 def test_a_key_guards_embeddings_and_no_probe(bert: Path) -> None:

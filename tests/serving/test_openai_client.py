@@ -327,3 +327,26 @@ def _tokenize(client: openai.OpenAI, text: str) -> list[int]:
     assert isinstance(answer, dict)
     assert answer["count"] == len(answer["tokens"])
     return answer["tokens"]
+
+
+def test_the_echo_alone_costs_no_token(client: openai.OpenAI) -> None:
+    ask = {"model": MODEL, "prompt": "hello", "max_tokens": 0, "echo": True}
+    answer = client.completions.create(**ask)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("hello", "length")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+    streamed = client.completions.create(**ask, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == "hello"
+
+
+def test_a_cached_prefix_is_in_the_usage_and_a_salt_keeps_it_apart(client: openai.OpenAI) -> None:
+    def cached(salt: str | None) -> int:
+        answer = client.completions.create(
+            model=MODEL, prompt="a long prompt " * 5, max_tokens=1, extra_body={"cache_salt": salt}
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached("mine"), cached("mine")] == [0, 64]
+    assert [cached("yours"), cached("yours")] == [0, 64]

@@ -81,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests that may wait; more get 429 (default: 256)",
     )
     parser.add_argument(
+        "--max-num-queued-tokens",
+        type=int,
+        metavar="N",
+        help="prompt tokens without a first answer, above which newcomers get 429 (default: any)",
+    )
+    parser.add_argument(
         "--enable-lora",
         action="store_true",
         help="serve adapters: /v1/load_lora_adapter, /v1/unload_lora_adapter",
@@ -127,18 +133,18 @@ def run(args: argparse.Namespace) -> int:
         raise BadUsage(
             f"{error.name} is not installed", expected="pip install 'ullage[engine]'"
         ) from error
-    if args.max_num_queued_reqs < 0:
-        raise BadUsage(
-            str(args.max_num_queued_reqs), field="--max-num-queued-reqs", expected="0 or more"
-        )
-    if args.shutdown_timeout is not None and not args.shutdown_timeout >= 0:
-        raise BadUsage(str(args.shutdown_timeout), field="--shutdown-timeout", expected="0 or more")
+    for name in ("max_num_queued_reqs", "max_num_queued_tokens", "shutdown_timeout"):
+        value = getattr(args, name)
+        if value is not None and not value >= 0:
+            flag = f"--{name.replace('_', '-')}"
+            raise BadUsage(str(value), field=flag, expected="0 or more")
     serve = ServeOptions(
         host=args.host,
         port=args.port,
         api_key=args.api_key,
         served_model_name=args.served_model_name,
         max_num_queued_reqs=args.max_num_queued_reqs,
+        max_num_queued_tokens=args.max_num_queued_tokens,
         lora_modules=_lora_modules(args.lora_modules),
         enable_control_routes=args.enable_control_routes,
         shutdown_timeout_s=args.shutdown_timeout,

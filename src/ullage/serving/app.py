@@ -51,6 +51,7 @@ class ServeOptions:
     api_key: str | None = None
     served_model_name: str | None = None
     max_num_queued_reqs: int = 256
+    max_num_queued_tokens: int | None = None
     lora_modules: Mapping[str, str] = field(default_factory=dict)
     enable_control_routes: bool = False
     shutdown_timeout_s: float | None = None
@@ -129,6 +130,7 @@ def start_server(
     api_key: str | None = None,
     served_model_name: str | None = None,
     max_num_queued_reqs: int = 256,
+    max_num_queued_tokens: int | None = None,
     lora_modules: Mapping[str, str] | None = None,
     enable_control_routes: bool = False,
     trace: str | Path | None = None,
@@ -146,6 +148,7 @@ def start_server(
         api_key=api_key,
         served_model_name=served_model_name,
         max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
         lora_modules=lora_modules or {},
         enable_control_routes=enable_control_routes,
         trace=trace,
@@ -278,6 +281,7 @@ def _build(
         model_path=str(model),
         api_key=serve.api_key,
         max_num_queued_reqs=serve.max_num_queued_reqs,
+        max_num_queued_tokens=serve.max_num_queued_tokens,
         enable_control_routes=serve.enable_control_routes,
     )
     served: Engine | Embedder
@@ -314,6 +318,7 @@ def _require_none_of_a_decoder(serve: ServeOptions) -> None:
         "--lora-modules": serve.lora_modules,
         "--enable-control-routes": serve.enable_control_routes,
         "--trace": serve.trace,
+        "--max-num-queued-tokens": serve.max_num_queued_tokens,
     }
     for flag, value in asked.items():
         if value:

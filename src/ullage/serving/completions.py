@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ullage.engine.engine import Output
 from ullage.engine.tokenizer import Tokenizer
 from ullage.errors import UllageError
 from ullage.serving import answers
@@ -48,7 +49,7 @@ class Completions:
         lora = self.models.adapter(ask.model)
         self._require_known(ask)
         prompts = await run_in_threadpool(self._prompts, ask)
-        params = replace(ask.params, max_tokens=self._max_tokens(ask, prompts))
+        params = replace(ask.params, max_tokens=max(1, self._max_tokens(ask, prompts)))
         ticket = self.loop.submit(
             prompts,
             params,
@@ -56,6 +57,7 @@ class Completions:
             lora,
             priority=ask.priority,
             deadline_s=deadline_s,
+            cache_salt=ask.cache_salt,
         )
         name = self.models.name if lora is None else lora.name
         envelope = answers.Envelope(kind, ticket.id, name, int(time.time()))
@@ -64,7 +66,7 @@ class Completions:
             events = self._events(ask, ticket, envelope, choices)
             return _EventStream(self.loop, ticket, events)
         try:
-            await unless_disconnected(request, self._collect(ticket, choices))
+            await unless_disconnected(request, self._collect(ask, ticket, choices))
         finally:
             self.loop.close(ticket)
         usage = self._usage(ticket, choices)
@@ -72,9 +74,19 @@ class Completions:
         token_text = self.tokenizer.token_text
         return JSONResponse(answers.whole(envelope, choices, usage, token_text, with_logprobs))
 
-    async def _collect(self, ticket: Ticket, choices: list[answers.Choice]) -> None:
-        async for index, output in self.loop.outputs(ticket):
+    async def _collect(self, ask: Ask, ticket: Ticket, choices: list[answers.Choice]) -> None:
+        async for index, output in self._outputs(ask, ticket):
             choices[index].take(output)
+
+    async def _outputs(self, ask: Ask, ticket: Ticket) -> AsyncIterator[tuple[int, Output]]:
+        """The ticket's outputs; where only the echo is wanted (max_tokens 0) they say nothing.
+
+        One token is generated all the same, as in vLLM: the engine's requests end with a token.
+        """
+        async for index, output in self.loop.outputs(ticket):
+            if ask.max_tokens == 0:
+                output = replace(output, token_id=None, text="", logprobs=None)
+            yield index, output
 
     async def _events(
         self, ask: Ask, ticket: Ticket, envelope: answers.Envelope, choices: list[answers.Choice]
@@ -84,7 +96,7 @@ class Completions:
         for body in answers.first_chunks(envelope, choices, token_text):
             yield answers.event(body)
         try:
-            async for index, output in self.loop.outputs(ticket):
+            async for index, output in self._outputs(ask, ticket):
                 choice = choices[index]
                 body = answers.chunk(envelope, choice, output, token_text)
                 choice.take(output)

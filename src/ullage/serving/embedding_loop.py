@@ -23,7 +23,7 @@ import torch
 from ullage.engine.embedder import Embedder
 from ullage.errors import UllageError
 from ullage.serving.embedding_metrics import EmbeddingMetrics, Timing
-from ullage.serving.loop import Cancelled, Draining, EngineFailed, NotFinite, QueueFull
+from ullage.serving.refusals import Cancelled, Draining, EngineFailed, NotFinite, QueueFull
 
 log = logging.getLogger("ullage.serving")
 Texts = tuple[tuple[int, ...], ...]

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ullage.engine.engine import RequestRefused
 from ullage.errors import BadInput
 from ullage.serving import answers
-from ullage.serving.loop import DeadlinePassed, EngineFailed, NotFinite, Refused
+from ullage.serving.refusals import DeadlinePassed, EngineFailed, NotFinite, Refused
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 8 << 20

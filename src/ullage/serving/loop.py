@@ -25,52 +25,19 @@ from ullage.engine.reports import CancelReport
 from ullage.engine.request import FinishReason, Request, SamplingParams
 from ullage.errors import BadInput, UllageError
 from ullage.serving.metrics import EngineMetrics
+from ullage.serving.refusals import (
+    Cancelled,
+    DeadlinePassed,
+    Draining,
+    EngineFailed,
+    NotFinite,
+    QueueFull,
+)
 from ullage.serving.trace import NoTrace, Trace
 from ullage.serving.warmup import warm_up
 
 log = logging.getLogger("ullage.serving")
 T = TypeVar("T")
-
-
-class Refused(UllageError):
-    """A request that is not taken now; `status` is HTTP's, `retry_after_s` when to come back."""
-
-    status = 429
-
-    def __init__(self, sentence: str, retry_after_s: float = 1) -> None:
-        # HTTP's Retry-After is whole seconds; none at all would invite a storm.
-        self.retry_after_s = max(1, math.ceil(retry_after_s))
-        super().__init__(sentence)
-
-
-class QueueFull(Refused):
-    """As many requests wait as may."""
-
-
-class Draining(Refused):
-    """The server is going away: what runs is finished, nothing new is taken."""
-
-    status = 503
-
-
-class Cancelled(Refused):
-    """A request that was taken and then ended from outside, by an operator or a shutdown."""
-
-    status = 503
-
-
-class DeadlinePassed(UllageError):
-    """A request that was not finished by the time its sender named."""
-
-    status = 408
-
-
-class NotFinite(UllageError):
-    """The model's numbers were not finite, so that no token could be chosen; becomes a 500."""
-
-
-class EngineFailed(UllageError):
-    """The engine's thread died; nothing can be served any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -86,9 +53,15 @@ class Ticket:
     lora: LoraAdapter | None = None
     priority: int = 0
     deadline_s: float | None = None
+    cache_salt: str = ""
     outputs: asyncio.Queue[tuple[int, Output] | UllageError] = field(default_factory=asyncio.Queue)
     requests: list[Request] = field(default_factory=list)
+    prefilling: bool = True
     closed: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
 
     @property
     def num_choices(self) -> int:
@@ -96,19 +69,27 @@ class Ticket:
 
 
 class EngineLoop:
-    """Runs an engine in a thread from `start()` to `stop()`."""
+    """Runs an engine in a thread from `start()` to `stop()`.
+
+    Beside those that may run `max_num_queued_reqs` may wait, as long as the prompts of all that
+    have no token yet stay below `max_num_queued_tokens` (None: any).
+    """
 
     def __init__(
         self,
         engine: Engine,
         metrics: EngineMetrics,
         max_num_queued_reqs: int,
+        max_num_queued_tokens: int | None = None,
         trace: Trace | NoTrace | None = None,
     ) -> None:
         self.engine = engine
         self._metrics = metrics
         self._trace = trace or NoTrace()
         self._max_in_flight = engine.options.max_num_seqs + max_num_queued_reqs
+        self._max_queued_tokens = (
+            math.inf if max_num_queued_tokens is None else max_num_queued_tokens
+        )
         self._commands: deque[Callable[[], None]] = deque()
         self._calls: set[Future[object]] = set()
         self._wake = threading.Condition()
@@ -120,6 +101,7 @@ class EngineLoop:
         # Submitted and not closed; only the asyncio loop touches them.
         self._open: set[Ticket] = set()
         self.num_in_flight = 0
+        self.num_queued_tokens = 0
         self.drain_asked = asyncio.Event()
         self.cut_asked = False
         self.draining = False
@@ -142,6 +124,7 @@ class EngineLoop:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        cache_salt: str = "",
     ) -> Ticket:
         """Hand prompts to the engine. Raises Refused, EngineFailed or RequestRefused.
 
@@ -154,8 +137,23 @@ class EngineLoop:
         for prompt_ids in prompts:
             self.engine.require_fits(prompt_ids, params)
         ticket = Ticket(
-            f"{prefix}-{uuid.uuid4().hex}", tuple(prompts), params, lora, priority, deadline_s
+            f"{prefix}-{uuid.uuid4().hex}",
+            tuple(prompts),
+            params,
+            lora,
+            priority,
+            deadline_s,
+            cache_salt,
         )
+        self._require_room(ticket)
+        self._open.add(ticket)
+        self.num_in_flight += ticket.num_choices
+        self.num_queued_tokens += ticket.num_prompt_tokens
+        self._send(lambda: self._admit(ticket))
+        return ticket
+
+    def _require_room(self, ticket: Ticket) -> None:
+        """Raise QueueFull, or BadInput for a ticket that would never be let in."""
         if ticket.num_choices > self._max_in_flight:
             raise BadInput(
                 f"{ticket.num_choices} choices in one request",
@@ -163,15 +161,13 @@ class EngineLoop:
                 expected=f"at most {self._max_in_flight}, as many as may run and wait here",
             )
         if self.num_in_flight + ticket.num_choices > self._max_in_flight:
-            self._metrics.rejected()
-            raise QueueFull(
-                f"{self.num_in_flight} requests are in flight, no more may wait",
-                self.engine.retry_after_s() or 1,
-            )
-        self._open.add(ticket)
-        self.num_in_flight += ticket.num_choices
-        self._send(lambda: self._admit(ticket))
-        return ticket
+            full, reason = f"{self.num_in_flight} requests are in flight", "max_num_queued_reqs"
+        elif self.num_queued_tokens >= self._max_queued_tokens:
+            full, reason = f"{self.num_queued_tokens} prompt tokens wait", "max_num_queued_tokens"
+        else:
+            return
+        self._metrics.rejected(reason)
+        raise QueueFull(f"{full}, no more may wait", self.engine.retry_after_s() or 1)
 
     async def outputs(self, ticket: Ticket) -> AsyncIterator[tuple[int, Output]]:
         """Every output of `ticket` with its choice, until all have finished.
@@ -184,6 +180,7 @@ class EngineLoop:
             if isinstance(found, UllageError):
                 raise found
             choice, output = found
+            self._leave_queue(ticket)
             if output.finished:
                 num_open -= 1
                 _raise_if_cut(output.request)
@@ -195,7 +192,14 @@ class EngineLoop:
             ticket.closed = True
             self._open.discard(ticket)
             self.num_in_flight -= ticket.num_choices
+            self._leave_queue(ticket)
             self._send(lambda: self._cancel(ticket))
+
+    def _leave_queue(self, ticket: Ticket) -> None:
+        """Its prompts wait no longer, once it has a token or is gone."""
+        if ticket.prefilling:
+            ticket.prefilling = False
+            self.num_queued_tokens -= ticket.num_prompt_tokens
 
     async def call(self, function: Callable[[Engine], T]) -> T:
         """What `function` says of the engine, between two steps. Raises EngineFailed."""
@@ -204,6 +208,8 @@ class EngineLoop:
         def run() -> None:
             with self._wake:
                 self._calls.discard(future)
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked is gone
             try:
                 future.set_result(function(self.engine))
             except Exception as error:
@@ -318,6 +324,7 @@ class EngineLoop:
                     ticket.lora,
                     priority=ticket.priority,
                     deadline_s=ticket.deadline_s,
+                    cache_salt=ticket.cache_salt,
                 )
         except BadInput as refusal:
             for request in ticket.requests:
@@ -368,7 +375,8 @@ class EngineLoop:
             calls = list(self._calls)
             self._calls.clear()
         for future in calls:
-            future.set_exception(EngineFailed("the engine does not run any more"))
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineFailed("the engine does not run any more"))
         self._call_http(self._end_open)
 
     def _end_open(self) -> None:

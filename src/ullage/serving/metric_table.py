@@ -32,6 +32,7 @@ TOKEN_BUCKETS: tuple[float, ...] = ()
 # vLLM's reasons to wait: for room, or put off for a while.
 CAPACITY_CAUSES = WAIT_CAUSES[:4]
 CANCELLERS = ("client", "operator", "shutdown")
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 PHASES = ("schedule", "forward", "sample")
 
 GAUGES: Mapping[str, str] = {

@@ -31,6 +31,7 @@ from ullage.serving.metric_table import (
     LABELLED_COUNTERS,
     LABELLED_GAUGES,
     PHASES,
+    REJECTIONS,
     one_two_five,
 )
 
@@ -74,10 +75,9 @@ class EngineMetrics:
             ("model_name", "reason"),
             registry=registry,
         )
-        self._rejections, _ = (
-            rejections.labels(model_name=model_name, reason=reason)
-            for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
-        )
+        self._rejections = {
+            reason: rejections.labels(model_name=model_name, reason=reason) for reason in REJECTIONS
+        }
         if engine.weights_bytes is not None:
             Gauge(
                 "ullage_weights_bytes", "Bytes of the weights in memory.", LABELS, registry=registry
@@ -99,9 +99,9 @@ class EngineMetrics:
 
     # --- called from the HTTP loop ---
 
-    def rejected(self) -> None:
-        """A request was refused because the queue was full."""
-        self._rejections.inc()
+    def rejected(self, reason: str) -> None:
+        """A request was refused because the queue was full, by one of REJECTIONS."""
+        self._rejections[reason].inc()
 
     # --- called from the engine's thread ---
 

@@ -158,6 +158,7 @@ COMMON: tuple[Field, ...] = (
         Number(0, DAY_S, above=True),
         "ullage's own: a 408 instead of an answer that comes later than this",
     ),
+    Field("cache_salt", Text(1, 1024), "cached prefixes are shared among the same salt only"),
     # Accepted because they never change the answer.
     *(
         Field(name, Anything(), "changes nothing here")
@@ -238,6 +239,7 @@ class Ask:
     echo: bool
     priority: int
     deadline_seconds: float | None
+    cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +322,7 @@ def parse_ask(body: Mapping[str, Any], kind: Kind) -> Ask:
         echo,
         read["priority"],
         read["deadline_seconds"],
+        read["cache_salt"] or "",
     )
 
 

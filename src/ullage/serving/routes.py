@@ -47,6 +47,7 @@ class ServerSettings:
     model_path: str
     api_key: str | None = None
     max_num_queued_reqs: int = 256
+    max_num_queued_tokens: int | None = None
     enable_control_routes: bool = False
     body_timeout_s: float = BODY_TIMEOUT_S
     trace: Trace | None = None
@@ -60,7 +61,13 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
     if engine.tokenizer is None:
         raise ValueError("serving needs an engine with a tokenizer")
     metrics = EngineMetrics(engine, settings.model_name)
-    loop = EngineLoop(engine, metrics, settings.max_num_queued_reqs, settings.trace)
+    loop = EngineLoop(
+        engine,
+        metrics,
+        settings.max_num_queued_reqs,
+        settings.max_num_queued_tokens,
+        settings.trace,
+    )
     models = Models(
         engine,
         settings.model_name,

@@ -1,6 +1,6 @@
 """One round of generations over the shapes to come, before the server calls itself ready.
 
-Covers a full prefill chunk, decodes at every power of two of the batch, each way of sampling and
+Covers a full prefill chunk, decodes of the full batch and its halvings, each way of sampling and
 every adapter that is loaded: what is compiled, allocated or paged in on first use is so by then.
 """
 
@@ -45,12 +45,21 @@ def _round(engine: Engine) -> Iterator[tuple[int, SamplingParams, LoraAdapter | 
     size = _batch_size(engine)
     adapters = cycle([None, *engine.loras.values()])
     ways = cycle(WAYS)
+    sizes = list(_halvings(size))
     for place in range(size):
-        # Of every batch half ends after each step, so that all powers of two are met.
-        num_steps = 1 + (size // (place + 1)).bit_length()
-        num_new = min(num_steps, engine.max_model_len - SHORT_PROMPT)
+        # After each step half of the batch ends.
+        num_new = 1 + sum(place < alive for alive in sizes)
+        num_new = min(num_new, engine.max_model_len - SHORT_PROMPT)
         if num_new > 0:
             yield SHORT_PROMPT, _ending(next(ways), num_new), next(adapters)
+
+
+def _halvings(size: int) -> Iterator[int]:
+    """size, half of it rounded up, … 1."""
+    while size > 1:
+        yield size
+        size = -(-size // 2)
+    yield size
 
 
 def _batch_size(engine: Engine) -> int:
