@@ -207,6 +207,25 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
 }
 
+# Variations on the others; the default suite meets most of them as GGUF files (test_gguf.py).
+VARIATIONS = frozenset(
+    {
+        *(
+            "llama-linear-rope",
+            "llama-wide-heads",
+            "arcee",
+            "seed-oss",
+            "ernie4_5",
+            "helium",
+            "glm",
+        ),
+        *("glm4", "olmo", "olmo3", "exaone4", "cohere2", "nemotron", "jais2", "starcoder2"),
+        *("starcoder2-window", "stablelm", "phi", "gpt_bigcode", "gpt_bigcode-mha"),
+        *("gpt_neox-serial", "gptj", "falcon-11b", "falcon-serial", "persimmon", "vaultgemma"),
+        *("olmoe", "granite-moe", "phi3-window", "mpt-odd-heads"),
+    }
+)
+
 
 def write_model(family: str, directory: Path, tokenizer: bool = True) -> Path:
     """A random model of `family` with config, safetensors and a byte-level tokenizer."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.engine.driving import generate, greedy_params, logits_seen
-from tests.engine.families import COMMON, FAMILIES
+from tests.engine.families import COMMON, FAMILIES, VARIATIONS
 from tests.engine.references import is_greedy, load_reference
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
@@ -79,7 +79,10 @@ def check_all(
     return requests
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=pytest.mark.slow if f in VARIATIONS else ()) for f in FAMILIES],
+)
 def test_logits_and_tokens_alone_and_in_a_batch(cases: Callable[[str], Case], family: str) -> None:
     case = cases(family)
     check_all(case, FEW)
