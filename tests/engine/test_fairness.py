@@ -98,7 +98,7 @@ def test_a_second_long_prompt_waits_for_the_first_and_short_ones_pass_it() -> No
     assert sum(w.count >= THRESHOLD for w in run(two).work) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     long_tokens=st.integers(THRESHOLD + 1, 500),
     shorts=st.lists(st.lists(st.integers(1, THRESHOLD), max_size=3), min_size=30, max_size=60),
