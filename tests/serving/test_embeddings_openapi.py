@@ -35,7 +35,9 @@ def api(guarded: ServerHandle) -> Any:
     return schema
 
 
-@pytest.mark.parametrize("name", ["embeddings", "models", "model", "metrics", "ready"])
+@pytest.mark.parametrize(
+    "name", ["embeddings", "models", "model", "metrics", "ready", "tokenize", "detokenize"]
+)
 def test_what_is_allowed_is_answered_as_described(api: Any, name: str) -> None:
     held_to(api, name, GenerationMode.POSITIVE, 12)
 

@@ -40,10 +40,11 @@ from ullage.serving.fields import (
     show,
 )
 from ullage.serving.http import ERRORS, NotFound, read_body, unless_disconnected
+from ullage.serving.models import Tokens
 from ullage.serving.openapi import document
 from ullage.serving.operations import BODY, BUSY, OPERATIONS, Operation
-from ullage.serving.protocol import TOKEN_IDS, parse_body
-from ullage.serving.routes import PROMETHEUS_TYPE, ServerSettings, middleware
+from ullage.serving.protocol import TOKEN_IDS, TokenizeAsk, parse_body
+from ullage.serving.routes import PROMETHEUS_TYPE, Handler, ServerSettings, middleware
 
 # OpenAI's limit on the texts of one request.
 MAX_INPUTS = 2048
@@ -126,7 +127,9 @@ OPERATION = Operation(
     FIELDS,
     refusals=(*BODY, *BUSY),
 )
-_SHARED = ("models", "model", "health", "ready", "version", "metrics", "openapi")
+_PROBES = ("models", "model", "health", "ready", "version", "metrics")
+_TOKENS = ("tokenize", "detokenize")
+_SHARED = (*_PROBES, *_TOKENS, "openapi")
 
 
 def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starlette:
@@ -137,7 +140,8 @@ def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starle
     metrics = EmbeddingMetrics(embedder, settings.model_name)
     loop = EmbeddingLoop(embedder, metrics, settings.max_num_queued_reqs)
     operations = (OPERATION, *(each for each in OPERATIONS if each.name in _SHARED))
-    routes = _Routes(loop, metrics, settings, int(time.time()))
+    catalogue = _Catalogue(embedder, settings)
+    routes = _Routes(loop, metrics, settings, catalogue, int(time.time()))
     described = document(operations, with_key=settings.api_key is not None)
 
     async def openapi(_: Request) -> Response:
@@ -151,8 +155,11 @@ def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starle
         finally:
             await run_in_threadpool(loop.stop)
 
-    handlers = {"openapi": openapi} | {
-        name: getattr(routes, name) for name in ("embeddings", *_SHARED) if name != "openapi"
+    tokens = _Tokens(catalogue, embedder.tokenizer)
+    handlers: dict[str, Handler] = {
+        "openapi": openapi,
+        **{name: getattr(routes, name) for name in ("embeddings", *_PROBES)},
+        **{name: getattr(tokens, name) for name in _TOKENS},
     }
     app = Starlette(
         routes=[
@@ -176,18 +183,51 @@ def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starle
 
 
 @dataclass(frozen=True, slots=True)
+class _Catalogue:
+    """The served model, and nothing beside it."""
+
+    engine: Embedder
+    settings: ServerSettings
+
+    @property
+    def body_timeout_s(self) -> float:
+        return self.settings.body_timeout_s
+
+    def adapter(self, model: str | None) -> None:
+        """Raises NotFound for any other name."""
+        if model not in (None, self.settings.model_name):
+            raise NotFound(
+                f"there is no model {show(model)} here",
+                field="model",
+                expected=self.settings.model_name,
+            )
+
+
+class _Tokens(Tokens):
+    """As of any model, in the case that this one's texts are put in."""
+
+    def encode(self, ask: TokenizeAsk) -> list[int]:
+        if ask.text is None:
+            return super().encode(ask)
+        embedder = self.models.engine
+        assert isinstance(embedder, Embedder)
+        return list(embedder.tokens(ask.text, add_special=ask.add_special))
+
+
+@dataclass(frozen=True, slots=True)
 class _Routes:
     """The handlers, over one embedder's loop."""
 
     loop: EmbeddingLoop
     exposition: EmbeddingMetrics
     settings: ServerSettings
+    catalogue: _Catalogue
     created: int
 
     async def embeddings(self, request: Request) -> Response:
         body = parse_body(await read_body(request, self.settings.body_timeout_s))
         ask = read_fields(FIELDS, body)
-        self._require_model(ask["model"])
+        self.catalogue.adapter(ask["model"])
         embedder = self.loop.embedder
         size = embedder.dimensions(ask["dimensions"])
         texts = await run_in_threadpool(self._texts, ask)
@@ -222,7 +262,7 @@ class _Routes:
         return JSONResponse({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
-        self._require_model(request.path_params["model"])
+        self.catalogue.adapter(request.path_params["model"])
         return JSONResponse(self._card())
 
     async def health(self, _: Request) -> Response:
@@ -239,14 +279,6 @@ class _Routes:
 
     async def metrics(self, _: Request) -> Response:
         return Response(self.exposition.render(), media_type=PROMETHEUS_TYPE)
-
-    def _require_model(self, name: str | None) -> None:
-        if name not in (None, self.settings.model_name):
-            raise NotFound(
-                f"there is no model {show(name)} here",
-                field="model",
-                expected=self.settings.model_name,
-            )
 
     def _card(self) -> Json:
         return {

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ullage.anatomy.spec import ModelSpec
 from ullage.engine.engine import Engine
 from ullage.engine.lora import LoraAdapter
 from ullage.engine.tokenizer import Tokenizer
@@ -96,18 +97,40 @@ class Models:
         return parse_body(await read_body(request, self.body_timeout_s))
 
 
+class Served(Protocol):
+    """What runs: an engine or an embedder."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+
+class Catalogue(Protocol):
+    """What can be asked for by name; `adapter` raises NotFound for what cannot."""
+
+    @property
+    def engine(self) -> Served: ...
+
+    @property
+    def body_timeout_s(self) -> float: ...
+
+    def adapter(self, model: str | None) -> object: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """Text to token ids and back, as vLLM serves them."""
 
-    models: Models
+    models: Catalogue
     tokenizer: Tokenizer
 
     async def tokenize(self, request: Request) -> Response:
         body = parse_body(await read_body(request, self.models.body_timeout_s))
         ask = parse_tokenize(body)
         self.models.adapter(body.get("model"))
-        tokens = await run_in_threadpool(self._encode, ask)
+        tokens = await run_in_threadpool(self.encode, ask)
         answer: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": self.models.engine.max_model_len,
@@ -128,7 +151,8 @@ class Tokens:
         text = await run_in_threadpool(self.tokenizer.decode, ask["tokens"], False)
         return JSONResponse({"prompt": text})
 
-    def _encode(self, ask: TokenizeAsk) -> list[int]:
+    def encode(self, ask: TokenizeAsk) -> list[int]:
+        """Token ids of what was asked about."""
         text = ask.text
         if text is None:
             text = self.tokenizer.apply_chat_template(ask.messages, ask.add_generation_prompt)
