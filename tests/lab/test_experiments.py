@@ -122,7 +122,7 @@ def test_attention_variants_agree_and_the_naive_one_needs_the_matrix():
     peaks = {point["variant"]: point["peak_bytes"] for point in points if point["tokens"] == 256}
     if peaks["naive"] is None:
         pytest.skip("the kernel does not let the high-water mark be reset")
-    scores = 6 * 256 * 256 * 4
+    scores = 8 * 256 * 256 * 4
     assert scores <= peaks["naive"] <= 8 * scores
     assert peaks["sdpa"] < scores
 

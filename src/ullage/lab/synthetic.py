@@ -36,6 +36,7 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 QUICK = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "head_dim": 32}
+QUICK |= {"num_attention_heads": 8}
 NAME = "random-llama"
 
 
