@@ -182,6 +182,17 @@ def test_a_deadline_that_was_met_means_nothing_later(make: Callable[..., Engine]
     assert other.finish_reason is FinishReason.LENGTH
 
 
+def test_requests_that_met_a_far_deadline_are_not_kept(make: Callable[..., Engine]) -> None:
+    engine = make()
+    last = add(engine, "last", num_new=400, deadline_s=time.monotonic() + 3600)
+    for index in range(300):
+        one = add(engine, str(index), num_new=1, deadline_s=time.monotonic() + 3600)
+        engine.abort(one)
+    assert len(engine._deadlines) < 100
+    assert last in {request for _, _, request in engine._deadlines}
+    finish(engine)
+
+
 # --- steps ---------------------------------------------------------------------------------------
 
 

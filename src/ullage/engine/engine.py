@@ -10,7 +10,7 @@ import os
 import random
 import time
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 
 import torch
@@ -212,6 +212,7 @@ class Engine:
             self._live[request.id] = _Live(stream, random.Random(seed))  # noqa: S311
         self.scheduler.add(*requests)
         if deadline_s is not None:
+            self._forget_met_deadlines()
             for request in requests:
                 heappush(self._deadlines, (deadline_s, request.arrival, request))
         return requests
@@ -351,6 +352,13 @@ class Engine:
     def tokens_held(self) -> int:
         """Tokens whose KV lies in the pool, over all running requests."""
         return sum(request.num_computed for request in self.scheduler.running)
+
+    def _forget_met_deadlines(self) -> None:
+        """Most deadlines are met: without this their requests would be kept until then."""
+        if len(self._deadlines) > 2 * len(self._live) + 64:
+            late = [one for one in self._deadlines if one[2].state is not State.FINISHED]
+            heapify(late)
+            self._deadlines = late
 
     def _expire(self, now_s: float) -> list[Output]:
         """End those whose deadline has passed."""
