@@ -191,6 +191,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "persimmon": _config("PersimmonConfig", OLDER_WIDE),
     "vaultgemma": _config("VaultGemmaConfig", head_dim=16, sliding_window=24),
+    "ministral": _config("MinistralConfig", head_dim=16, sliding_window=24),
+    "cwm": _config("CwmConfig", head_dim=16, sliding_window=24),
+    "flex-olmo": _config("FlexOlmoConfig", num_experts=6, num_experts_per_tok=2),
     "mixtral": _config("MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
     "qwen2-moe": _config(
         "Qwen2MoeConfig", **MOE, shared_expert_intermediate_size=48, mlp_only_layers=[1]
@@ -223,6 +226,7 @@ VARIATIONS = frozenset(
         *("starcoder2-window", "stablelm", "phi", "gpt_bigcode", "gpt_bigcode-mha"),
         *("gpt_neox-serial", "gptj", "falcon-11b", "falcon-serial", "persimmon", "vaultgemma"),
         *("olmoe", "granite-moe", "phi3-window", "mpt-odd-heads"),
+        *("ministral", "cwm", "flex-olmo"),
     }
 )
 

@@ -18,7 +18,9 @@ import torch
 from tests.engine.driving import generate, greedy_params, logits_seen
 from tests.engine.families import COMMON, FAMILIES, VARIATIONS
 from tests.engine.references import is_greedy, load_reference
+from ullage.anatomy import read_config
 from ullage.engine.engine import Engine
+from ullage.engine.families import FORWARDS
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import Request
 
@@ -132,6 +134,13 @@ def test_tokens_do_not_depend_on_how_they_are_served(
     requests = check_all(cases("llama"), PROMPTS[::2], **SERVINGS[serving])
     if serving == "too little KV":
         assert sum(request.num_preemptions for request in requests) > 0
+
+
+def test_every_family_that_runs_was_compared() -> None:
+    compared = {
+        read_config(make().to_dict(), file="config.json").spec.family for make in FAMILIES.values()
+    }
+    assert compared == set(FORWARDS)
 
 
 @pytest.mark.slow

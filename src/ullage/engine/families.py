@@ -54,6 +54,8 @@ FORWARDS: Mapping[str, Forward] = {
     # --- a root-mean-square norm before each part, a gated MLP
     "llama": _PLAIN,
     "mistral": _PLAIN,
+    "ministral": _PLAIN,
+    "cwm": _PLAIN,
     "qwen2": _PLAIN,
     "qwen3": _HEAD_NORM,
     "smollm3": _PLAIN,
@@ -68,6 +70,7 @@ FORWARDS: Mapping[str, Forward] = {
     "mixtral": _PLAIN,
     "qwen2_moe": Forward(obeys=_ROUTED),
     "qwen3_moe": Forward(qk_norms=("head",), obeys=_ROUTED),
+    "flex_olmo": Forward(qk_norms=("layer",), obeys=_ROUTED),
     "olmoe": Forward(qk_norms=("layer",), obeys=_ROUTED | {"clip_qkv"}),
     "granitemoe": Forward(obeys=_GRANITE),
     # --- norms elsewhere too

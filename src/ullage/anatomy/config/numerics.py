@@ -43,6 +43,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _DEFAULTS: Mapping[str, Mapping[str, Numeric]] = {
     "cohere": {"logit_scale": 0.0625},
     "cohere2": {"logit_scale": 0.0625},
+    "flex_olmo": {"norm_topk_prob": False},
     "olmoe": {"norm_topk_prob": False},
     "qwen2_moe": {"norm_topk_prob": False},
     "qwen3_moe": {"norm_topk_prob": False},
