@@ -16,6 +16,7 @@ from ullage.engine.compiled import CompiledDecoder, fastest, why_not
 from ullage.engine.engine import Engine
 from ullage.engine.kernels.compiling import available
 from ullage.engine.options import EngineOptions
+from ullage.engine.request import FinishReason, SamplingParams
 
 pytestmark = pytest.mark.skipif(not available(), reason="numba is not installed")
 FamilyDir = Callable[[str], Path]
@@ -93,6 +94,71 @@ def test_every_storage_holds_what_torch_would_have_stored(
 ) -> None:
     """Within what a number rounded the other way changes."""
     assert_alike(family_dir("qwen3"), PROMPTS, tolerance, kv_cache_dtype=stored)
+
+
+@pytest.mark.slow
+def test_bfloat16_weights_give_the_logits_of_the_same_weights_in_float32(
+    family_dir: FamilyDir,
+) -> None:
+    """Between matrices all is float32, unlike in torch, which rounds there too."""
+    directory = family_dir("qwen3")
+    fast = engine_of(directory, compiled=True, dtype="bfloat16", kv_cache_dtype="float32")
+    plain = engine_of(directory, compiled=False)
+    decoder = plain._decoder
+    held = [decoder.head, *(linear for layer in decoder.layers for linear in layer.linears)]
+    for tensor in (decoder.embedding_VE, *(linear.weight_OI for linear in held)):
+        tensor.copy_(tensor.bfloat16().float())
+    short = [prompt[:20] for prompt in PROMPTS]
+    found, expected = decodes(fast, short), decodes(plain, short)
+    for (_, one), (_, other) in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+    assert fast.weights_bytes < 0.6 * plain.weights_bytes
+
+
+def test_numbers_that_are_not_finite_end_their_own_request(family_dir: FamilyDir) -> None:
+    bad = PROMPTS[2][5]
+    others = [[token for token in prompt if token != bad][:20] for prompt in PROMPTS]
+    clean = generate(engine_of(family_dir("qwen3"), compiled=True), others, greedy_params(NUM_NEW))
+    avoided = SamplingParams(
+        max_tokens=NUM_NEW, temperature=0.0, ignore_eos=True, logit_bias=((bad, -100.0),)
+    )
+    engine = engine_of(family_dir("qwen3"), compiled=True)
+    engine._decoder._decoder.embedding_VE[bad] = float("nan")
+    spoilt, *rest = generate(engine, [PROMPTS[2][:20], *others], avoided)
+    assert spoilt.finish_reason is FinishReason.ERROR
+    assert spoilt.output_ids == []
+    for request, same in zip(rest, clean, strict=True):
+        if bad not in same.output_ids:
+            assert request.output_ids == same.output_ids
+
+
+def test_prompts_in_short_chunks_beside_decodes_run_compiled(family_dir: FamilyDir) -> None:
+    """Chunks of 16 rows: tokens are those of whole prompts in torch."""
+    expected = generate(
+        engine_of(family_dir("mistral-window"), compiled=False), PROMPTS, greedy_params(NUM_NEW)
+    )
+    chunked = engine_of(
+        family_dir("mistral-window"), compiled=True, max_num_batched_tokens=16, max_num_seqs=4
+    )
+    chunked._decoder._decoder.forward = None  # not asked
+    found = generate(chunked, PROMPTS, greedy_params(NUM_NEW))
+    assert [r.output_ids for r in found] == [r.output_ids for r in expected]
+
+
+def test_without_numba_all_runs_in_torch(
+    family_dir: FamilyDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ullage.engine.compiled.available", lambda: False)
+    monkeypatch.setattr("ullage.engine.linear.int8.available", lambda: False)
+    monkeypatch.setattr("ullage.engine.attention.table.available", lambda: False)
+    engine = Engine.load(family_dir("llama"), EngineOptions(kv_cache_memory_bytes=1 << 23))
+    assert not isinstance(engine._decoder, CompiledDecoder)
+    assert why_not(engine._decoder) == "numba is not installed"
+    expected = generate(
+        engine_of(family_dir("llama"), compiled=True), PROMPTS, greedy_params(NUM_NEW)
+    )
+    found = generate(engine, PROMPTS, greedy_params(NUM_NEW))
+    assert [r.output_ids for r in found] == [r.output_ids for r in expected]
 
 
 def test_what_the_step_does_not_run_is_said(family_dir: FamilyDir) -> None:
