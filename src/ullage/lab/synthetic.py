@@ -30,7 +30,8 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "hidden_act": "silu",
-    "tie_word_embeddings": True,
+    # A tied head would answer each token with itself, since nothing was learnt.
+    "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "torch_dtype": "float32",
@@ -126,6 +127,7 @@ def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
     tensors = {
         "model.embed_tokens.weight": matrix(config["vocab_size"], hidden),
         "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": matrix(config["vocab_size"], hidden),
     }
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
