@@ -98,6 +98,27 @@ def test_a_second_long_prompt_waits_for_the_first_and_short_ones_pass_it() -> No
     assert sum(w.count >= THRESHOLD for w in run(two).work) == 2
 
 
+def test_the_last_chunk_of_a_long_prompt_leaves_its_rest_to_the_next() -> None:
+    """So that a line of long prompts runs as fast as if there were no limit."""
+    scheduler = make()
+    longs = [request(BUDGET + 20, 1) for _ in range(8)]
+    for one in longs:
+        scheduler.add(one)
+    steps = 0
+    while scheduler.has_work:
+        assert run(scheduler).num_tokens == BUDGET or not scheduler.has_work
+        steps += 1
+    assert steps == -(-8 * (BUDGET + 20) // BUDGET)
+
+
+def test_a_static_batch_takes_long_prompts_together() -> None:
+    scheduler = make(static=True)
+    for _ in range(SEQS + 1):
+        scheduler.add(request(50))
+    assert run(scheduler).waits == {"max_num_seqs": 1}
+    assert len(scheduler.running) == SEQS
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     long_tokens=st.integers(THRESHOLD + 1, 500),

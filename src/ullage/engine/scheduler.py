@@ -100,6 +100,11 @@ class _Draft:
         self.shares[request] = _Share(count, copies)
         self.budget -= count
 
+    def num_left(self, request: Request) -> int:
+        """Tokens that the plan leaves for later steps."""
+        share = self.shares.get(request)
+        return request.num_uncomputed - (0 if share is None else share.count)
+
     def drop(self, request: Request) -> None:
         """A victim that was planned already gives its tokens back; its copies are not made."""
         share = self.shares.pop(request, None)
@@ -154,6 +159,13 @@ class Scheduler:
                     draft.take(request, count, self.tables.extend(request, count))
         self._admit(draft)
         self._spread(draft)
+        while draft.budget > 0 and "long_prefill" in draft.waits:
+            # A long prompt that ends in this step makes room for the next one in this step.
+            num_planned = len(draft.shares)
+            self._admit(draft)
+            self._spread(draft)
+            if len(draft.shares) == num_planned:
+                break
         return Plan(
             tuple(self._work(request, share.count) for request, share in draft.shares.items()),
             tuple(draft.preempted),
@@ -252,7 +264,10 @@ class Scheduler:
         closed = "static_batch" if self.limits.static and self.running else None
         if draft.preempted and closed is None:
             closed = "kv_blocks"
-        num_long = sum(self._is_long(request.num_uncomputed) for request in self.running)
+        draft.waits.clear()
+        num_long = sum(self._is_long(draft.num_left(request)) for request in self.running)
+        # A static batch waits for its slowest anyway: nobody in it is spared the long ones.
+        spares_short = not self.limits.static
         passed = 0
         for request in list(self._line):
             cause = closed
@@ -262,7 +277,7 @@ class Scheduler:
                 hit = self.tables.hit(request)
                 num_left = request.num_tokens - hit.num_blocks * self.pool.block_size
                 is_long = self._is_long(num_left)
-                if is_long and num_long >= self.limits.max_long_partial_prefills:
+                if is_long and spares_short and num_long >= self.limits.max_long_partial_prefills:
                     cause = "long_prefill"
                     passed += 1
                 else:
