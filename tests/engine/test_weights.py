@@ -122,6 +122,8 @@ def test_matrices_come_as_out_by_in_however_they_are_stored(family_dir: FamilyDi
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("opt", {"_remove_final_layer_norm": True}, "remove_final_layer_norm"),
         ("mpt", {"attn_config": {"clip_qkv": 6}}, "clip_qkv"),
+        ("mpt", {"attn_config": {"alibi": False}}, "alibi"),
+        ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, "attn_type"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual"),
         ("cohere", {"use_qk_norm": True}, "qk_norm"),
         ("stablelm", {"qk_layernorm": True}, "qk_norm"),

@@ -39,6 +39,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_dynamic_ntk": (False,),
     "use_logn_attn": (False,),
 }
+# Keys that only mean something in one family. MPT's own code can do without slopes and with shared
+# keys, that of transformers cannot.
+_OF_FAMILY: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "mpt": {"alibi": (True,), "attn_type": ("multihead_attention",), "rope": (False, None)},
+}
 # What the class of a family takes for an absent key, where that is not neutral.
 _DEFAULTS: Mapping[str, Mapping[str, Numeric]] = {
     "cohere": {"logit_scale": 0.0625},
@@ -59,7 +64,7 @@ def read_numerics(section: Section, family: str) -> tuple[tuple[str, Numeric], .
     """
     found: list[tuple[str, Numeric]] = []
     defaults = {**section.defaults, **_DEFAULTS.get(family, {})}
-    for key, neutral in _NEUTRAL.items():
+    for key, neutral in {**_NEUTRAL, **_OF_FAMILY.get(family, {})}.items():
         name = _SPELLINGS.get(key, key)
         if name not in section.values and name not in defaults:
             continue
