@@ -74,6 +74,12 @@ class Choice:
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 ACTIVE = {"OMP_WAIT_POLICY": "active"}
 PAGES_32 = {"page_size": 32, "num_blocks": KV_TOKENS // 32}
+BLOCKS_32 = {"options": {"enforce_eager": True, "block_size": 32}}
+# What vLLM's documentation for x86 tells to preload: another allocator, another OpenMP. A file that
+# is not there is only warned of by the loader, and then this choice is like the one without it.
+PRELOADED = {
+    "LD_PRELOAD": f"libtcmalloc_minimal.so.4:{VLLM_PYTHON.parents[1] / 'lib' / 'libiomp5.so'}"
+}
 # group → what it may choose among, the first where nothing was measured. Waiting threads that spin
 # (active) are faster on a quiet machine and many times slower on a busy one.
 CHOICES: Mapping[str, Sequence[Choice]] = {
@@ -81,9 +87,9 @@ CHOICES: Mapping[str, Sequence[Choice]] = {
         Choice("eager, passive", {"options": {"enforce_eager": True}}, PASSIVE),
         Choice("eager", {"options": {"enforce_eager": True}}, ACTIVE),
         Choice("compiled", {"options": {"enforce_eager": False}}, ACTIVE),
-        Choice(
-            "eager, blocks of 32", {"options": {"enforce_eager": True, "block_size": 32}}, ACTIVE
-        ),
+        Choice("compiled, preloaded", {"options": {"enforce_eager": False}}, PRELOADED),
+        Choice("eager, preloaded", {"options": {"enforce_eager": True}}, PRELOADED),
+        Choice("eager, blocks of 32", BLOCKS_32, ACTIVE),
     ),
     "transformers": (
         Choice("pages of 32, passive", PAGES_32, PASSIVE),
