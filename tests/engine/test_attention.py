@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.hadamard import hadamard
 from ullage.engine.attention import AUTO, PATHS, AttentionPath, choose_path
 from ullage.engine.attention import table as path_table
 from ullage.engine.attention.paged import LEAST_GATHERED, PagedAttention
@@ -41,7 +42,9 @@ def numbers(stored: torch.Tensor, scales: torch.Tensor, name: str) -> npt.NDArra
     if name == "int4_per_token_head":
         raw = np.concatenate([raw & 15, raw >> 4], axis=-1).astype(np.int64) - 8
     found = raw.astype(np.float64)
-    return found * scales.double().numpy()[..., None] if scales.numel() else found
+    if scales.numel():
+        found = found * scales.double().numpy()[..., None]
+    return found @ hadamard(found.shape[-1]) if name == "int4_per_token_head" else found
 
 
 def expected(

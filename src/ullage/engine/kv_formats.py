@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from ullage.errors import BadUsage
 
+# Heads of four bits are turned on the stack (kernels.storing), which has room for so many numbers.
+MOST_INT4_DIM = 512
+
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
@@ -27,15 +30,15 @@ class KVFormat:
     def width(self, head_dim: int) -> int:
         """Elements of storage for one head's numbers: two to a byte where they have four bits.
 
-        Raises BadUsage for a head that does not fill its last byte.
+        Raises BadUsage for a head that does not fill its last byte, or is larger than any known.
         """
         if self.bits >= 8:
             return head_dim
-        if head_dim % 2:
+        if head_dim % 2 or head_dim > MOST_INT4_DIM:
             raise BadUsage(
                 f"{self.name} with heads of {head_dim} dimensions",
                 field="--kv-cache-dtype",
-                expected="an even head_dim",
+                expected=f"an even head_dim of at most {MOST_INT4_DIM}",
             )
         return head_dim // 2
 

@@ -22,6 +22,7 @@ from ullage.engine.kernels.attention import EXTRA
 from ullage.engine.kernels.attention_batch import attend_batch
 from ullage.engine.kernels.product import team
 from ullage.engine.kv import KVCache
+from ullage.engine.kv.codecs import turned
 from ullage.engine.rule import AttentionRule
 
 # Prefill chunks of this many rows are gathered: SDPA's matrix products beat row by row there.
@@ -66,6 +67,8 @@ class PagedAttention:
             fill(layer, q_THD, k_TKD, v_TKD, rule, out_THD)
             if not spans:
                 return out_THD
+            # Keys of four bits are stored turned, and a product wants both sides alike.
+            q_TO = turned(q_THD) if self._kv.format.bits == 4 else q_THD
             if rule not in self._slopes:
                 self._slopes[rule] = np.array(rule.slopes, np.float32)
             seen = longest if rule.window is None else min(longest, rule.window)
@@ -77,7 +80,7 @@ class PagedAttention:
                 attend_batch,
                 2,
                 blocks_N4,
-                q_THD.reshape(tokens, -1).numpy(),
+                q_TO.reshape(tokens, -1).numpy(),
                 heads // kv_heads,
                 *self._storage[layer],
                 tables_GBW[self._kv.layout.group_of[layer]],

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import exp
+from ullage.engine.kernels.hadamard import turn
 from ullage.engine.kernels.vectors import (
     bfloat16_at,
     fma8,
@@ -171,7 +172,8 @@ def _attend_range(
     q is one row [heads × dim] at `position`, dim a multiple of 8 (of 16 for int4). soft_cap 0:
     none; slopes empty: none. state [group, dim + EXTRA]: per head the weighted sum of values, the
     highest score and the sum of weights, for `merge_ranges`. Blocks that hold none of the range are
-    not looked at, nor are positions outside it.
+    not looked at, nor are positions outside it. With int4, q's heads come turned (`hadamard`), as
+    the keys are stored; what is left in `state` is as if nothing had been turned.
     """
     block_size, kv_heads = keys.shape[1], keys.shape[2]
     dim = state_GX.shape[1] - EXTRA
@@ -204,6 +206,9 @@ def _attend_range(
             state_GX[g, dim] = top
             state_GX[g, dim + 1] = factor * state_GX[g, dim + 1] + total
         at += count
+    if values.shape[3] != dim:
+        for g in range(group):
+            turn(state_GX[g, :dim])
 
 
 def _merge_ranges(states_RGX: Floats, kv_head: int, out_O: Floats) -> None:

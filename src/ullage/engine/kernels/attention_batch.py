@@ -24,6 +24,7 @@ from ullage.engine.kernels.attention import (
 )
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import exp
+from ullage.engine.kernels.hadamard import turn
 from ullage.engine.kernels.team import enter, finish, leave, take, wait
 from ullage.engine.kernels.vectors import scratch
 
@@ -42,7 +43,10 @@ def _attend_block(
     table_W: npt.NDArray[np.int32], scale: np.float32, soft_cap: np.float32, window: int,
     slopes_H: Floats, states_RGX: Floats,
 ) -> None:  # fmt: skip
-    """Part `part` of `parts` of what a block's rows see, into their states [rows, group, …]."""
+    """Part `part` of `parts` of what a block's rows see, into their states [rows, group, …].
+
+    With int4 the heads of q come turned, as `attention.attend_range` wants them.
+    """
     block_size, kv_heads = keys.shape[1], keys.shape[2]
     dim = states_RGX.shape[2] - EXTRA
     rows_S = numba.carray(scratch(64), (TILE,), np.int64)
@@ -87,6 +91,10 @@ def _attend_block(
                 state_X[dim] = top
                 state_X[dim + 1] = factor * state_X[dim + 1] + total
         at += num
+    if values.shape[3] != dim:
+        for r in range(count):
+            for g in range(group):
+                turn(states_RGX[r, g, :dim])
 
 
 attend_block = compiled(_attend_block)

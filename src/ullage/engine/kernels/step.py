@@ -22,6 +22,7 @@ from ullage.engine.kernels.attention_batch import (
 )
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import quantize, rms_norm, rotate, silu_times
+from ullage.engine.kernels.hadamard import turn
 from ullage.engine.kernels.llvm import as_pointer
 from ullage.engine.kernels.matmul import (
     KIND_INT8,
@@ -206,6 +207,9 @@ def _place_heads(
             if q_norm_D.shape[0] > 0:
                 rms_norm(x_D, q_norm_D if head < heads else k_norm_D, eps, x_D)
             rotate(x_D, cos_R, sin_R)
+            if head < heads and keys.shape[3] != head_dim:
+                # Keys of four bits are stored turned, and a product wants both sides alike.
+                turn(x_D)
         block, offset = slots_T[row] // block_size, slots_T[row] % block_size
         for head in range(kv_heads):
             k = (heads + head) * head_dim

@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
 from numba.extending import overload
 
 from ullage.engine.kernels.compiling import compiled
+from ullage.engine.kernels.hadamard import turn
 from ullage.engine.kernels.llvm import as_bits, as_float
+from ullage.engine.kernels.vectors import scratch
 
 Floats = npt.NDArray[np.float32]
 Patterns = npt.NDArray[np.uint16]
 
+# Room on the stack for one head, in words of two floats; kv_formats.MOST_INT4_DIM holds it to that.
+_SCRATCH_WORDS = 256
 _ABS = np.int32(0x7FFFFFFF)
 _INF = np.int32(0x7F800000)
 _NAN_BFLOAT16 = np.uint16(0x7FC0)
@@ -85,7 +90,10 @@ def _store_int8(x_D: Any, numbers: Any, scales: Any, block: Any, offset: Any, he
 
 def _store_int4(x_D: Any, numbers: Any, scales: Any, block: Any, offset: Any, head: Any) -> None:
     width = x_D.shape[0] // 2
-    top = top_of(x_D)
+    turned_D = numba.carray(scratch(_SCRATCH_WORDS), (2 * width,), np.float32)
+    turned_D[:] = x_D
+    turn(turned_D)
+    top = top_of(turned_D)
     if top >= _INF:
         numbers[block, offset, head, :] = 0x88
         scales[block, offset, head] = _NAN_BFLOAT16
@@ -94,8 +102,8 @@ def _store_int4(x_D: Any, numbers: Any, scales: Any, block: Any, offset: Any, he
     scales[block, offset, head] = scale
     factor = np.float32(1) / as_float(np.int32(np.uint32(scale) << np.uint32(16)))
     for i in range(width):
-        low = np.int32(np.rint(x_D[i] * factor)) + 8
-        high = np.int32(np.rint(x_D[width + i] * factor)) + 8
+        low = np.int32(np.rint(turned_D[i] * factor)) + 8
+        high = np.int32(np.rint(turned_D[width + i] * factor)) + 8
         numbers[block, offset, head, i] = np.uint8(low | (high << 4))
 
 
