@@ -78,8 +78,9 @@ def api(guarded: ServerHandle, described: dict[str, Any]) -> Any:
     return schema
 
 
-def held_to(api: Any, name: str, mode: GenerationMode, num_examples: int) -> None:
-    """Send `num_examples` requests of an operation, valid or not, and check every answer."""
+def held_to(api: Any, name: str, mode: GenerationMode, num_examples: int) -> set[int]:
+    """Send `num_examples` requests of an operation, valid or not, check every answer; statuses."""
+    statuses: set[int] = set()
     (operation,) = (found.ok() for found in api.include(operation_id=name).get_all_operations())
 
     @settings(
@@ -91,19 +92,23 @@ def held_to(api: Any, name: str, mode: GenerationMode, num_examples: int) -> Non
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def every_answer_is_as_described(case: Any) -> None:
-        case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=60)
+        answer = case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=60)
+        statuses.add(answer.status_code)
 
     every_answer_is_as_described()
+    return statuses
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_allowed_is_answered_as_described(api: Any, name: str) -> None:
-    held_to(api, name, GenerationMode.POSITIVE, 8)
+    statuses = held_to(api, name, GenerationMode.POSITIVE, 8)
+    # Adapters and models of random names are not here; of prompt and messages only one may come.
+    assert name in ("load_lora", "unload_lora", "model", "tokenize") or 200 in statuses
 
 
 @pytest.mark.parametrize("name", WITH_INPUT)
 def test_what_is_not_allowed_is_refused(api: Any, name: str) -> None:
-    held_to(api, name, GenerationMode.NEGATIVE, 15)
+    held_to(api, name, GenerationMode.NEGATIVE, 12)
 
 
 @pytest.mark.slow
