@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -228,3 +231,13 @@ def test_the_oldest_never_loses_what_it_computed(
         assert oldest.num_computed > before
         steps += 1
     assert steps == -(-prompts[0] // tokens) + 9
+
+
+def test_deciding_needs_no_torch() -> None:
+    modules = (
+        *("request", "blocks", "prefix", "tables", "admission", "scheduler"),
+        *("reports", "options", "layout"),
+    )
+    imports = "; ".join(f"import ullage.engine.{module}" for module in modules)
+    code = f"import sys; {imports}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,8 @@
 """The embedded engine: a small serving engine that runs what `anatomy` describes.
 
-`engine.Engine` is the whole of it: add_request → schedule → run → postprocess. `request`, `blocks`
-and `scheduler` import no torch; importing this package imports none either.
+`engine.Engine` is the whole of it: add_request → schedule → run → postprocess. What decides who
+runs on which blocks (`request`, `blocks`, `prefix`, `tables`, `admission`, `scheduler`, `options`)
+imports no torch; importing this package imports none either.
 """
 
 import os
