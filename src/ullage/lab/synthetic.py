@@ -39,6 +39,8 @@ CONFIG: dict[str, Any] = {
 QUICK = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "head_dim": 32}
 QUICK |= {"num_attention_heads": 8}
 NAME = "random-llama"
+SPECIALS = ("<unk>", "<s>", "</s>")
+NUM_WORDLESS = len(SPECIALS) + 256
 
 
 def write_synthetic(directory: Path, *, quick: bool = False) -> Path:
@@ -129,6 +131,9 @@ def _weights(config: dict[str, Any]) -> dict[str, torch.Tensor]:
         "model.norm.weight": torch.ones(hidden),
         "lm_head.weight": matrix(config["vocab_size"], hidden),
     }
+    # Never the special tokens or single bytes, which make no text of their own: of two thousand
+    # random scores the largest is above zero.
+    tensors["lm_head.weight"][:NUM_WORDLESS] = 0.0
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         tensors[layer + "input_layernorm.weight"] = torch.ones(hidden)
@@ -151,12 +156,11 @@ def _write_tokenizer(place: Path, vocab_size: int) -> None:
 
     So every token that the random model comes up with has text, and each is one event of a stream.
     """
-    specials = ["<unk>", "<s>", "</s>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = specials + alphabet
+    names = [*SPECIALS, *alphabet]
     names += [f"Ġw{i}" for i in range(vocab_size - len(names))]
     fast = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens([AddedToken(name, special=True) for name in specials])
+    fast.add_special_tokens([AddedToken(name, special=True) for name in SPECIALS])
     fast.save(str(place / "tokenizer.json"))
