@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -109,8 +110,9 @@ def _adjusted(logits_V: torch.Tensor, request: Request, eos_ids: Collection[int]
             values > 0, values / wish.repetition_penalty, values * wish.repetition_penalty
         )
     if (wish.frequency_penalty or wish.presence_penalty) and request.output_ids:
-        said, counts = torch.tensor(request.output_ids).unique(return_counts=True)
-        adjusted_V[said] -= wish.frequency_penalty * counts + wish.presence_penalty
+        times = Counter(request.output_ids)
+        counts = torch.tensor(list(times.values()))
+        adjusted_V[list(times)] -= wish.frequency_penalty * counts + wish.presence_penalty
     return adjusted_V
 
 
