@@ -21,7 +21,7 @@ def write_adapter(model: Path, directory: Path, seed: int = 0, **config: Any) ->
     random = torch.Generator().manual_seed(seed)
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
-            parameter.data.normal_(0, 0.2, generator=random)
+            parameter.data.normal_(0, 0.14, generator=random)
     adapted.save_pretrained(str(directory))
     return directory
 
