@@ -27,6 +27,7 @@ from tests.engine.encoders import require_minilm, write_encoder
 from tests.serving.test_serve_command import serve
 from ullage.engine.embedder import Embedder
 from ullage.engine.options import EngineOptions
+from ullage.engine.rope_scaling import model_rope_fingerprint
 from ullage.errors import BadUsage
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.embedding_loop import EmbeddingLoop
@@ -230,6 +231,21 @@ def test_many_clients_share_batches_and_each_gets_its_own(
     assert grown["vllm:iteration_tokens_total_count!"] <= 24
     assert after["vllm:num_requests_running!"] == after["vllm:num_requests_waiting!"] == 0
     assert after["ullage_weights_bytes!"] == embedder.weights_bytes
+
+
+def test_metrics_say_how_embeddings_are_made(tmp_path: Path) -> None:
+    directory = write_encoder("modernbert", tmp_path, {"pooling_mode": ["cls", "mean"]}, False)
+    embedder = Embedder.load(directory)
+    text = EmbeddingMetrics(embedder, "tiny").render().decode()
+    (line,) = (each for each in text.splitlines() if each.startswith("ullage_engine_info{"))
+    fingerprint = model_rope_fingerprint(embedder.spec, embedder.max_model_len)
+    for label in (
+        'pooling="cls+mean"',
+        'normalized="False"',
+        'quantization="none"',
+        f'rope_fingerprint="{fingerprint}"',
+    ):
+        assert label in line
 
 
 def test_probes_version_and_the_openapi_document(embedding_server: ServerHandle) -> None:

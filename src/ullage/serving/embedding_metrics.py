@@ -20,6 +20,7 @@ from prometheus_client import (
 )
 
 from ullage.engine.embedder import Embedder
+from ullage.engine.rope_scaling import model_rope_fingerprint
 from ullage.serving.metric_table import ITERATION_BUCKETS, LATENCY_BUCKETS, one_two_five
 from ullage.serving.metrics import ENGINE_INDEX, LABELS
 
@@ -62,6 +63,13 @@ class EmbeddingMetrics:
             gauge("ullage_weights_bytes", "Bytes of the weights in memory.").set(
                 embedder.weights_bytes
             )
+        computation = _computation(embedder)
+        Gauge(
+            "ullage_engine_info",
+            "How the embedder computes.",
+            tuple(computation),
+            registry=self._registry,
+        ).labels(**computation).set(1)
         self._prompt_tokens = Counter(
             "vllm:prompt_tokens", "Tokens processed.", LABELS, registry=self._registry
         ).labels(**labels)
@@ -124,3 +132,14 @@ class EmbeddingMetrics:
             )
             for name, seconds in spans:
                 self._latencies[name].observe(seconds)
+
+
+def _computation(embedder: Embedder) -> dict[str, str]:
+    """How embeddings are made, and the fingerprint of the rotary tables."""
+    return {
+        "engine": ENGINE_INDEX,
+        "quantization": embedder.options.quantization,
+        "pooling": "+".join(embedder.pooling.modes),
+        "normalized": str(embedder.pooling.normalize),
+        "rope_fingerprint": model_rope_fingerprint(embedder.spec, embedder.max_model_len) or "",
+    }
