@@ -107,8 +107,7 @@ def make_case(
 ) -> Case:
     """Work of (start, count) each, one layer for each rule, blocks in a random order.
 
-    What windows hide may be gone: such blocks are FREED. All blocks and offsets that nobody may
-    look at hold NaN afterwards, except behind the last token of a sequence's own last block.
+    What windows hide may be gone: such blocks are FREED. Blocks that are nobody's hold NaN.
     """
     torch.manual_seed(seed)
     shapes = [KVShape(heads[1], dim)] * len(rules)
@@ -253,15 +252,18 @@ def test_rows_do_not_depend_on_how_a_prompt_was_cut(name: str, stored: str) -> N
         torch.testing.assert_close(found, wanted[rows], atol=2e-5, rtol=1e-4)
 
 
-def test_the_paged_path_looks_behind_no_sequence() -> None:
-    """Not even at the rest of a block that is not yet full."""
-    case = make_case([(20, 1), (3, 5)], [AttentionRule(0.3)])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stored", ["float32", "int8_per_token_head"])
+def test_a_path_looks_behind_no_sequence(name: str, stored: str) -> None:
+    """Not even at the rest of a block that is not yet full: its last owner may have left NaN."""
+    work = [(20, 1), (28, 1), (3, 5), (5, LEAST_GATHERED)]
+    case = make_case(work, [AttentionRule(0.3), AttentionRule(0.3, window=9)], name=stored)
     for span in case.batch.decodes + case.batch.prefills:
-        rest = torch.arange(span.context % 16, 16) + 16 * span.tables[0][-1]
-        nan = torch.full((len(rest), 2, 16), math.nan)
-        case.kv.write(0, rest, nan, nan)
-    assert_right(case, "paged")
-    assert_right(case, "reference")
+        for layer, table in enumerate(span.tables):
+            rest = torch.arange(span.context % 16, 16) + 16 * table[-1]
+            nan = torch.full((len(rest), 2, 16), math.nan)
+            case.kv.write(layer, rest, nan, nan)
+    assert_right(case, name)
 
 
 # --- the table -----------------------------------------------------------------------------------

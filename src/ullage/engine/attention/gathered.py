@@ -24,7 +24,9 @@ class _Gather:
     """Sequences that run in one call: their visible blocks, padded to one length, and a bias.
 
     `rows` of the batch; `blocks` int64 [sequences × blocks each]; `bias` broadcasts over
-    [sequences, heads, queries, positions], None when nothing is hidden.
+    [sequences, heads, queries, positions], None when nothing is hidden. `behind` are the gathered
+    positions past the end of a sequence: whoever had the block before may have left NaN there,
+    which no bias hides.
     """
 
     rows: slice
@@ -32,6 +34,7 @@ class _Gather:
     num_positions: int
     blocks: torch.Tensor
     bias: torch.Tensor | None
+    behind: torch.Tensor
 
 
 _Fill = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionRule, torch.Tensor], None]
@@ -115,6 +118,9 @@ class GatheredAttention:
             for workspace in (self._workspace_k, self._workspace_v)
         )
         self._kv.gather(layer, gather.blocks, k_NBKD, v_NBKD)
+        if len(gather.behind):
+            for x_NBKD in (k_NBKD, v_NBKD):
+                x_NBKD.flatten(0, 1).index_fill_(0, gather.behind, 0.0)
         k_BSKD, v_BSKD = (
             x.view(gather.num_sequences, -1, *size[1:])[:, : gather.num_positions]
             for x in (k_NBKD, v_NBKD)
@@ -191,7 +197,15 @@ def _gather_plan(
     bias = _bias(spans, starts, num_positions, rule)
     rows = slice(spans[0].first, spans[-1].first + spans[-1].count)
     index = torch.tensor(blocks, dtype=torch.int64)
-    return _Gather(rows, len(spans), num_positions, index, bias)
+    each = num_blocks * block_size
+    behind = [
+        position
+        for n, (span, start) in enumerate(zip(spans, starts, strict=True))
+        for position in range(n * each + span.context - start, n * each + num_positions)
+    ]
+    return _Gather(
+        rows, len(spans), num_positions, index, bias, torch.tensor(behind, dtype=torch.int64)
+    )
 
 
 def _bias(
