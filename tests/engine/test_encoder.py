@@ -13,6 +13,7 @@ import torch
 from tests.engine.encoders import ENCODERS, hidden_states, require_minilm, write_encoder
 from ullage.anatomy import load
 from ullage.engine.encoder import Encoder, max_tokens
+from ullage.engine.encoder_bias import bucket, window_bias
 from ullage.engine.encoder_support import require_encoder
 from ullage.engine.encoder_weights import EncoderWeights
 from ullage.engine.linear import LINEARS
@@ -171,3 +172,22 @@ def test_what_is_not_run_exactly_is_refused_by_field(encoder_dir: EncoderDir) ->
     for field, other in refused.items():
         with pytest.raises(UnsupportedModel, match=field):
             require_encoder(other)
+
+
+def test_buckets_of_every_distance_equal_those_of_transformers() -> None:
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    distances = torch.arange(-700, 701)
+    theirs = MPNetEncoder.relative_position_bucket(distances)
+    assert torch.equal(bucket(distances), theirs)
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 9])
+def test_a_window_shows_as_many_tokens_on_either_side(length: int) -> None:
+    found = window_bias(3, length)
+    if found is None:  # then nothing is hidden
+        found = torch.zeros(length, length)
+    for query in range(length):
+        for key in range(length):
+            seen = abs(query - key) <= 3
+            assert found[query, key].item() == (0.0 if seen else float("-inf"))
