@@ -55,7 +55,7 @@ def engine_paths() -> tuple[str, ...]:
 
 
 def path_words(name: str) -> str:
-    return WORDS.get(name) or f"paged KV, the engine's {name!r} path"
+    return WORDS.get(name) or f"paged KV, {name}"
 
 
 def attention_call(name: str, job: Job) -> Call:

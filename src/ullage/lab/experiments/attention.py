@@ -56,14 +56,15 @@ def run(setting: Setting) -> Result:
         how=(
             f"One layer, {shape.words}, float32. A prompt: all rows of one sequence. Decoding: the "
             f"last row of {DECODE_BATCH} sequences. Paged KV lies in blocks of 16 tokens in random "
-            "order.",
+            f"order, for the engine's paths: {', '.join(engine_paths())}.",
             "Times are the fastest of rounds in which the variants take turns; their results were "
             "compared within 1e-4 before timing. Peak memory is the rise of the process's "
             "high-water mark (VmHWM) during one call in a process of its own, inputs not counted.",
         ),
         tables=(
-            _table("A prompt", prefill, names, shape, with_peak=True),
-            _table(f"Decoding, {DECODE_BATCH} sequences", decode, names, shape, with_peak=False),
+            _time_table("A prompt: time", prefill, names),
+            _peak_table(prefill, names, shape),
+            _time_table(f"Decoding, {DECODE_BATCH} sequences: time", decode, names),
         ),
         plots=_plots(prefill, decode, names, shape),
         data={
@@ -113,28 +114,36 @@ def _measured(
     return points
 
 
-def _table(
-    title: str,
-    points: list[Point],
-    names: tuple[str, ...],
-    shape: AttentionShape,
-    *,
-    with_peak: bool,
-) -> Table:
-    columns = [Column("tokens", source="")]
-    columns += [Column(f"{name}, time", "s") for name in names]
-    if with_peak:
-        columns += [Column(f"{name}, peak", "bytes", "measured in a child") for name in names]
-        columns.append(Column("one matrix of scores", "bytes", "modelled: heads × tokens² × 4"))
-    rows = []
-    for length in dict.fromkeys(point.length for point in points):
-        here = {point.name: point for point in points if point.length == length}
-        row: list[float | int | None] = [length, *(here[name].seconds for name in names)]
-        if with_peak:
-            row += [*(here[name].peak for name in names), _score_bytes(shape, length)]
-        rows.append(tuple(row))
-    note = "" if with_peak is False or points[0].peak is not None else "No /proc: peak not known."
-    return Table(title, tuple(columns), tuple(rows), note)
+def _time_table(title: str, points: list[Point], names: tuple[str, ...]) -> Table:
+    return Table(
+        title,
+        (Column("tokens", source=""), *(Column(name, "s") for name in names)),
+        tuple(
+            (length, *(here[name].seconds for name in names)) for length, here in _by_length(points)
+        ),
+    )
+
+
+def _peak_table(points: list[Point], names: tuple[str, ...], shape: AttentionShape) -> Table:
+    rows = tuple(
+        (length, *(here[name].peak for name in names), _score_bytes(shape, length))
+        for length, here in _by_length(points)
+    )
+    return Table(
+        "A prompt: peak memory",
+        (
+            Column("tokens", source=""),
+            *(Column(name, "bytes", "measured in a child") for name in names),
+            Column("one matrix of scores", "bytes", "modelled: heads × tokens² × 4"),
+        ),
+        rows,
+        note="" if points[0].peak is not None else "The system does not tell: not known.",
+    )
+
+
+def _by_length(points: list[Point]) -> list[tuple[int, dict[str, Point]]]:
+    lengths = dict.fromkeys(point.length for point in points)
+    return [(n, {point.name: point for point in points if point.length == n}) for n in lengths]
 
 
 def _plots(
