@@ -62,7 +62,13 @@ def embedded(model: str | Path, adapter: str | Path, prompts: Sequence[str]) -> 
     from ullage.engine.options import EngineOptions
 
     limit = 2 * MAX_PROMPT_TOKENS
-    options = EngineOptions(enable_lora=True, max_lora_rank=1 << 16, max_num_batched_tokens=limit)
+    # Eager: compiled steps take no adapters, and base and adapted must round alike.
+    options = EngineOptions(
+        enable_lora=True,
+        max_lora_rank=1 << 16,
+        max_num_batched_tokens=limit,
+        enforce_eager=True,
+    )
     engine = Engine.load(model, options)
     lora = engine.load_lora("adapter", adapter)
     assert engine.tokenizer is not None
