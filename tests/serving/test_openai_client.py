@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
+import torch
 
+from tests.engine.references import load_reference
 from tests.serving.conftest import MODEL
 from ullage.serving.app import ServerHandle
 
@@ -350,3 +353,36 @@ def test_a_cached_prefix_is_in_the_usage_and_a_salt_keeps_it_apart(client: opena
 
     assert [cached("mine"), cached("mine")] == [0, 64]
     assert [cached("yours"), cached("yours")] == [0, 64]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_echo_with_logprobs_has_those_of_the_prompt(
+    client: openai.OpenAI, server: ServerHandle, model_dir: Path, stream: bool
+) -> None:
+    """As transformers has them; two prompts, of which one takes two chunks."""
+    prompts = ["hello", "a" * 90]
+    ask = {"model": MODEL, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 2}
+    reference = load_reference(model_dir)
+    if stream:
+        chunks = client.completions.create(**ask, stream=True)
+        found = [c.choices[0].logprobs for c in chunks if c.choices[0].text]
+    else:
+        found = [choice.logprobs for choice in client.completions.create(**ask).choices]
+    assert len(found) == 2
+    for prompt, logprobs in zip(prompts, found, strict=True):
+        ids = _tokenize(client, prompt)
+        with torch.no_grad():
+            wanted = reference(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+        assert logprobs is not None
+        assert logprobs.token_logprobs is not None
+        assert logprobs.top_logprobs is not None
+        assert logprobs.tokens == list(prompt)
+        assert logprobs.text_offset == list(range(len(prompt)))
+        assert logprobs.token_logprobs[0] is None
+        assert logprobs.top_logprobs[0] is None
+        for at in range(1, len(ids)):
+            value = logprobs.token_logprobs[at]
+            assert value == pytest.approx(float(wanted[at - 1, ids[at]]), abs=1e-4)
+            best = max((logprobs.top_logprobs[at] or {}).values())
+            assert best == pytest.approx(float(wanted[at - 1].max()), abs=1e-4)
+    assert server.engine.pool.num_used == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from pathlib import Path
@@ -36,7 +37,7 @@ from ullage.engine.reports import (
     oldest,
 )
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
-from ullage.engine.sampler import Choice, choose
+from ullage.engine.sampler import Choice, TokenLogprobs, choose, token_logprobs
 from ullage.engine.scheduler import Plan, Scheduler, Work
 from ullage.engine.steps import Output, StepReport, advance
 from ullage.engine.support import require_supported
@@ -303,9 +304,32 @@ class Engine:
         For measuring, while nobody is served. Raises RequestRefused for a prompt that never fits.
         """
         assert not self.has_work, "prompt_logits runs beside no requests"
+        return torch.cat(list(self._prompt_chunks(prompt_ids, lora)))
+
+    def prompt_logprobs(
+        self, prompt_ids: tuple[int, ...], count: int, lora: LoraAdapter | None = None
+    ) -> list[TokenLogprobs]:
+        """Of every token of a prompt but the first, and of the `count` likeliest in its place.
+
+        Computed afresh between two steps, in blocks of its own that are free again afterwards.
+        Raises OutOfBlocks while those who run leave too few, RequestRefused as above.
+        """
+        found: list[TokenLogprobs] = []
+        for logits_TV in self._prompt_chunks(prompt_ids, lora):
+            # The last row says what would follow the prompt.
+            wanted = prompt_ids[len(found) + 1 : len(found) + 1 + len(logits_TV)]
+            found += [
+                token_logprobs(logits_V, token_id, count)
+                for logits_V, token_id in zip(logits_TV, wanted, strict=False)
+            ]
+        return found
+
+    def _prompt_chunks(
+        self, prompt_ids: tuple[int, ...], lora: LoraAdapter | None
+    ) -> Iterator[torch.Tensor]:
+        """The prompt's logits, chunk by chunk; its blocks are given back at the end."""
         self.require_fits(prompt_ids, SamplingParams(max_tokens=0))
         request = Request("prompt_logits", prompt_ids, SamplingParams(), lora=lora)
-        pieces = []
         try:
             while request.num_uncomputed > 0:
                 count = min(request.num_uncomputed, self.options.max_num_batched_tokens)
@@ -317,11 +341,10 @@ class Engine:
                 everywhere = replace(
                     batch, sampled_rows=torch.arange(count), sampled_lora=batch.lora
                 )
-                pieces.append(self._decoder.forward(everywhere, self.kv, self._attention))
+                yield self._decoder.forward(everywhere, self.kv, self._attention)
                 request.num_computed += count
         finally:
             self.tables.release(request)
-        return torch.cat(pieces)
 
     def reset_prefix_cache(self) -> None:
         """Nothing computed so far shall be found again; who runs is not disturbed."""

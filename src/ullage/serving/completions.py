@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ullage.engine.engine import Output
+from ullage.engine.sampler import TokenLogprobs
 from ullage.engine.tokenizer import Tokenizer
 from ullage.errors import UllageError
 from ullage.serving import answers
@@ -61,14 +62,18 @@ class Completions:
         )
         name = self.models.name if lora is None else lora.name
         envelope = answers.Envelope(kind, ticket.id, name, int(time.time()))
-        choices = self._choices(ask, ticket)
-        if ask.stream:
-            events = self._events(ask, ticket, envelope, choices)
-            return _EventStream(self.loop, ticket, events)
+        taken_over = False
         try:
+            choices = await unless_disconnected(request, self._choices(ask, ticket))
+            if ask.stream:
+                events = self._events(ask, ticket, envelope, choices)
+                stream = _EventStream(self.loop, ticket, events)
+                taken_over = True
+                return stream
             await unless_disconnected(request, self._collect(ask, ticket, choices))
         finally:
-            self.loop.close(ticket)
+            if not taken_over:
+                self.loop.close(ticket)
         usage = self._usage(ticket, choices)
         with_logprobs = ask.params.logprobs is not None
         token_text = self.tokenizer.token_text
@@ -111,14 +116,23 @@ class Completions:
                 yield answers.event(answers.usage_chunk(envelope, self._usage(ticket, choices)))
         yield b"data: [DONE]\n\n"
 
-    def _choices(self, ask: Ask, ticket: Ticket) -> list[answers.Choice]:
+    async def _choices(self, ask: Ask, ticket: Ticket) -> list[answers.Choice]:
+        """The choices before their first token: an echoed prompt, with its logprobs if wanted."""
+        count = ask.params.logprobs
+        logprobs: list[list[TokenLogprobs]] = []
+        if ask.echo and count is not None:
+            logprobs = await self.loop.prompt_logprobs(ticket, count)
         choices: list[answers.Choice] = []
-        for prompt, ids in zip(ask.prompts or ("",), ticket.prompts, strict=True):
+        for at, ids in enumerate(ticket.prompts):
             prefix = ""
+            of_prompt: tuple[TokenLogprobs | int, ...] = ()
             if ask.echo:
+                prompt = ask.prompts[at]
                 prefix = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids)
+                of_prompt = () if count is None else (ids[0], *logprobs[at])
             choices += [
-                answers.Choice(len(choices) + index, prefix) for index in range(ask.params.n)
+                answers.Choice(len(choices) + index, prefix, of_prompt)
+                for index in range(ask.params.n)
             ]
         return choices
 
@@ -158,10 +172,6 @@ class Completions:
                 str(ask.priority),
                 field="priority",
                 expected="0 without --scheduling-policy priority",
-            )
-        if ask.echo and ask.params.logprobs is not None:
-            raise BadRequest(
-                str(ask.params.logprobs), field="logprobs", expected="none beside echo"
             )
 
 

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from ullage.engine.blocks import OutOfBlocks
 from ullage.engine.engine import Engine, Output
 from ullage.engine.lora import LoraAdapter
 from ullage.engine.reports import CancelReport
 from ullage.engine.request import FinishReason, Request, SamplingParams
+from ullage.engine.sampler import TokenLogprobs
 from ullage.errors import BadInput, UllageError
 from ullage.serving.metrics import EngineMetrics
 from ullage.serving.refusals import (
@@ -38,6 +40,7 @@ from ullage.serving.warmup import warm_up
 
 log = logging.getLogger("ullage.serving")
 T = TypeVar("T")
+PROMPT_LOGPROBS_WAIT_S = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -237,6 +240,31 @@ class EngineLoop:
             return report
 
         return await self.call(cancel)
+
+    async def prompt_logprobs(self, ticket: Ticket, count: int) -> list[list[TokenLogprobs]]:
+        """Of each of the ticket's prompts, from its second token on. Raises NotFinite, QueueFull.
+
+        Each is computed between two steps, once the pool has room for it beside those who run.
+        """
+        until_s = time.monotonic() + PROMPT_LOGPROBS_WAIT_S
+        found: list[list[TokenLogprobs]] = []
+        while len(found) < len(ticket.prompts):
+            prompt_ids = ticket.prompts[len(found)]
+            try:
+                logprobs = await self.call(
+                    partial(
+                        Engine.prompt_logprobs, prompt_ids=prompt_ids, count=count, lora=ticket.lora
+                    )
+                )
+            except OutOfBlocks as full:
+                if time.monotonic() > until_s:
+                    raise QueueFull("no room to compute the prompt's logprobs", 5) from full
+                await asyncio.sleep(0.05)
+                continue
+            if any(math.isnan(one.logprob) for one in logprobs):
+                raise NotFinite("the model's logits were not finite within the prompt")
+            found.append(logprobs)
+        return found
 
     async def drain(self, timeout_s: float | None = None) -> int:
         """Take nothing new; return when what was taken is finished.
