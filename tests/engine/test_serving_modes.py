@@ -355,3 +355,17 @@ def test_generate_is_the_same_with_everything_on_and_off(make: Callable[..., Eng
     prompts = [SHARED + tail for tail in TAILS] * 2
     found = [[r.output_ids for r in generate(engine, prompts, params)] for engine in (on, off)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8_per_token_head", "int4_per_token_head"])
+def test_copied_blocks_of_quantised_kv_are_whole(make: Callable[..., Engine], dtype: str) -> None:
+    """Numbers and scales: a choice that writes into its copy answers as if it had been alone."""
+    options = {"kv_cache_dtype": dtype, "enable_prefix_caching": False}
+    prompt = PROMPTS[LENGTHS.index(33)]
+    params = SamplingParams(n=3, max_tokens=24, temperature=1.2, seed=11, ignore_eos=True)
+    wanted = separate(make("llama", **options), prompt, params)
+    served = make("llama", **options)
+    requests = served.add_request("three", tuple(prompt), params)
+    copies = sum(len(report.plan.copies) for report in steps(served))
+    assert copies == 2
+    assert [r.output_ids for r in requests] == wanted
