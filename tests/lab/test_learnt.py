@@ -148,11 +148,11 @@ def test_greedy_answers_are_compared_up_to_the_first_difference():
 def test_weight_quant_names_slower_variants_too():
     def variant(name, speed, memory):
         one: Score = score([(LOGITS, NEXT)])
-        return weight_quant.Outcome(name, None, memory, 1.0, (speed, 2 * speed), "steps", one)
+        return weight_quant.Outcome(name, memory, 1.0, (speed, 2 * speed), "steps", one)
 
     said = weight_quant._learnt([variant("float32", 10.0, 400), variant("int8", 5.0, 100)], (1, 8))
     assert said.startswith("Int8 weights decode 0.50 times at 1 and 0.50 times at 8")
-    assert "25% of the memory" in said
+    assert "25% of the bytes" in said
 
 
 def test_attention_where_paging_saves_or_costs():

@@ -6,14 +6,12 @@ Holds the experiment on the engine in this process, one variant after the other.
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ullage.checkup.embedded import private_bytes
 from ullage.checkup.html.words import percent
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
@@ -35,11 +33,10 @@ CONTEXT = 128
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One variant: bytes counted (None: packed) and taken by the process, speeds, its score."""
+    """One variant: bytes of its weights (None: packed unseen), speeds, its score."""
 
     name: str
     weights_bytes: int | None
-    memory_bytes: int | None
     prefill_tokens_per_s: float
     decode_tokens_per_s: tuple[float, ...]
     way: str
@@ -83,13 +80,10 @@ def _measure(
     text: Windows | None,
 ) -> tuple[Outcome, Windows]:
     gc.collect()
-    before = private_bytes(os.getpid())
     engine = Engine.load(
         setting.model,
         EngineOptions(max_num_batched_tokens=512, kv_cache_dtype="float32", **options),
     )
-    gc.collect()
-    after = private_bytes(os.getpid())
     assert engine.tokenizer is not None, "a loaded engine has its tokenizer"
     if text is None:
         count, length = (2, 48) if setting.quick else (24, 256)
@@ -98,7 +92,6 @@ def _measure(
     outcome = Outcome(
         name,
         engine.weights_bytes,
-        None if before is None or after is None else after - before,
         prefill_tokens_per_s(engine, tokens=64 if setting.quick else 512, repeats=2),
         tuple(
             batch / decode_step_s(engine, batch=batch, context=CONTEXT, steps=steps)
@@ -121,8 +114,8 @@ def _table(outcomes: list[Outcome], batches: tuple[int, ...]) -> Table:
         "Weights",
         (
             Column("weights", source=""),
-            Column("counted", "bytes", "measured: bytes of the tensors"),
-            Column("process memory", "bytes", "measured: rise of RssAnon by loading"),
+            Column("bytes", "bytes", "measured: of the tensors in memory"),
+            Column("of float32", "ratio", "quotient"),
             Column("prefill", "tokens/s"),
             *(Column(f"decode, {batch} at once", "tokens/s") for batch in batches),
             Column("perplexity", "perplexity"),
@@ -134,7 +127,7 @@ def _table(outcomes: list[Outcome], batches: tuple[int, ...]) -> Table:
             (
                 o.name,
                 o.weights_bytes,
-                o.memory_bytes,
+                _of_reference(o, reference),
                 o.prefill_tokens_per_s,
                 *o.decode_tokens_per_s,
                 o.score.perplexity,
@@ -149,6 +142,12 @@ def _table(outcomes: list[Outcome], batches: tuple[int, ...]) -> Table:
     )
 
 
+def _of_reference(outcome: Outcome, reference: Outcome) -> float | None:
+    if outcome.weights_bytes is None or not reference.weights_bytes:
+        return None
+    return outcome.weights_bytes / reference.weights_bytes
+
+
 def _plots(outcomes: list[Outcome], batches: tuple[int, ...]) -> tuple[Bars, ...]:
     names = tuple(o.name for o in outcomes)
     groups = ("prefill", *(f"decode, {batch} at once" for batch in batches))
@@ -161,11 +160,11 @@ def _plots(outcomes: list[Outcome], batches: tuple[int, ...]) -> tuple[Bars, ...
             tuple(tuple(o.decode_tokens_per_s) for o in outcomes),
         ),
         Bars(
-            "Process memory",
+            "Bytes of the weights",
             "bytes",
-            ("rise by loading",),
+            ("in memory",),
             names,
-            tuple((None if o.memory_bytes is None else float(o.memory_bytes),) for o in outcomes),
+            tuple((None if o.weights_bytes is None else float(o.weights_bytes),) for o in outcomes),
         ),
     )
 
@@ -175,7 +174,6 @@ def _plain(outcome: Outcome, reference: Outcome, batches: tuple[int, ...]) -> di
     return {
         "name": outcome.name,
         "weights_bytes": outcome.weights_bytes,
-        "memory_bytes": outcome.memory_bytes,
         "prefill_tokens_per_s": outcome.prefill_tokens_per_s,
         "decode_tokens_per_s": dict(
             zip(map(str, batches), outcome.decode_tokens_per_s, strict=True)
@@ -201,7 +199,7 @@ def _judged(outcome: Outcome, reference: Outcome, batches: tuple[int, ...]) -> s
         )
     )
     said = f"{outcome.name} weights decode {speeds} the speed of float32"
-    if outcome.memory_bytes and reference.memory_bytes:
-        said += f" in {percent(outcome.memory_bytes / reference.memory_bytes)} of the memory"
+    if (share := _of_reference(outcome, reference)) is not None:
+        said += f" in {percent(share)} of the bytes"
     agreement = percent(outcome.score.agreement(reference.score), 1)
     return f"{said}, change perplexity by {shown(change, 'change')} and agree in {agreement}"
