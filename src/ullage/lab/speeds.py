@@ -32,7 +32,10 @@ def decode_step_s(engine: Engine, *, batch: int, context: int, steps: int) -> fl
         request
         for index in range(batch)
         for request in engine.add_request(
-            f"decode-{index}", random_ids(engine, context, seed=index), _endless(steps + batch + 8)
+            f"decode-{index}",
+            random_ids(engine, context, seed=index),
+            # The first decode while the last one's prompt comes in: as long as they may.
+            _endless(engine.max_model_len - context),
         )
     ]
     taken: list[float] = []

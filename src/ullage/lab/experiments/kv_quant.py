@@ -103,7 +103,8 @@ def _measure(
             kv_cache_dtype=name,
             max_num_batched_tokens=CHUNK,
             max_num_seqs=sizes.batch,
-            max_model_len=max(sizes.window, sizes.context + 128),
+            long_prefill_token_threshold=0,
+            max_model_len=sizes.window + sizes.context + 256,
             enable_prefix_caching=False,
         ),
     )
