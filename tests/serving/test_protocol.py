@@ -33,7 +33,7 @@ MINIMAL: dict[Kind, dict] = {
 }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(body=st.dictionaries(NAMES, JSON, max_size=6), kind=st.sampled_from(["completion", "chat"]))
 def test_any_values_are_read_or_refused_with_a_sentence(body: dict, kind: Kind) -> None:
     body = {**MINIMAL[kind], **body}
@@ -50,7 +50,7 @@ def test_any_values_are_read_or_refused_with_a_sentence(body: dict, kind: Kind) 
     assert ask.max_tokens is None or ask.max_tokens >= 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(field=NAMES, value=JSON, kind=st.sampled_from(["completion", "chat"]))
 def test_the_schema_and_the_parser_agree(field: str, value: object, kind: Kind) -> None:
     """What the document calls a valid field is read, what it calls invalid is refused."""

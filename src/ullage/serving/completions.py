@@ -22,9 +22,10 @@ from ullage.errors import UllageError
 from ullage.serving import answers
 from ullage.serving.fields import BadRequest
 from ullage.serving.http import read_body, unless_disconnected
-from ullage.serving.loop import EngineLoop, Ticket
+from ullage.serving.loop import EngineLoop
 from ullage.serving.models import Models
 from ullage.serving.protocol import Ask, Kind, parse_ask, parse_body
+from ullage.serving.tickets import Ticket
 
 
 @dataclass(frozen=True, slots=True)

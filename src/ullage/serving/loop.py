@@ -15,7 +15,6 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -23,52 +22,18 @@ from ullage.engine.blocks import OutOfBlocks
 from ullage.engine.engine import Engine, Output
 from ullage.engine.lora import LoraAdapter
 from ullage.engine.reports import CancelReport
-from ullage.engine.request import FinishReason, Request, SamplingParams
+from ullage.engine.request import Request, SamplingParams
 from ullage.engine.sampler import TokenLogprobs
 from ullage.errors import BadInput, UllageError
 from ullage.serving.metrics import EngineMetrics
-from ullage.serving.refusals import (
-    Cancelled,
-    DeadlinePassed,
-    Draining,
-    EngineFailed,
-    NotFinite,
-    QueueFull,
-)
+from ullage.serving.refusals import Cancelled, Draining, EngineFailed, NotFinite, QueueFull
+from ullage.serving.tickets import Ticket, raise_if_cut
 from ullage.serving.trace import NoTrace, Trace
 from ullage.serving.warmup import warm_up
 
 log = logging.getLogger("ullage.serving")
 T = TypeVar("T")
 PROMPT_LOGPROBS_WAIT_S = 60.0
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One HTTP request as the HTTP side holds it: prompts, each with params.n choices.
-
-    Choice c answers prompt c // n. `requests` is filled, by choice, once the engine has them.
-    """
-
-    id: str
-    prompts: tuple[tuple[int, ...], ...]
-    params: SamplingParams
-    lora: LoraAdapter | None = None
-    priority: int = 0
-    deadline_s: float | None = None
-    cache_salt: str = ""
-    outputs: asyncio.Queue[tuple[int, Output] | UllageError] = field(default_factory=asyncio.Queue)
-    requests: list[Request] = field(default_factory=list)
-    prefilling: bool = True
-    closed: bool = False
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.params.n
 
 
 class EngineLoop:
@@ -186,7 +151,7 @@ class EngineLoop:
             self._leave_queue(ticket)
             if output.finished:
                 num_open -= 1
-                _raise_if_cut(output.request)
+                raise_if_cut(output.request)
             yield choice, output
 
     def close(self, ticket: Ticket) -> None:
@@ -421,15 +386,3 @@ class EngineLoop:
 def _hand_over(answers: Sequence[tuple[Ticket, int, Output]]) -> None:
     for ticket, choice, output in answers:
         ticket.outputs.put_nowait((choice, output))
-
-
-def _raise_if_cut(request: Request) -> None:
-    """An end without a reason of its own is no answer: raises what it was."""
-    if request.finish_reason is FinishReason.ERROR:
-        raise NotFinite("the model's logits were not finite: no token could be chosen")
-    if request.finish_reason is not FinishReason.ABORT:
-        return
-    num_said = len(request.output_ids)
-    if request.expired:
-        raise DeadlinePassed(f"deadline_seconds passed after {num_said} generated tokens")
-    raise Cancelled(f"cancelled by the operator after {num_said} generated tokens", 5)
