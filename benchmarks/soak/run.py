@@ -97,7 +97,7 @@ def section(found: Soaked) -> list[str]:
         f"{limits.most_prompt}), answers by {limits.output_divisor:g} (at most "
         f"{limits.most_output}).",
         "",
-        "| phase | requests | seconds | requests/s | complete | refused (429) | cancelled "
+        "| phase | requests | arrived/s | ended/s | complete | refused (429) | cancelled "
         "| expired | rejected | left | faults | p50 s | p99 s |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -105,7 +105,8 @@ def section(found: Soaked) -> list[str]:
         kinds = result.kinds
         times = [o.seconds for o in result.outcomes if o.kind == "complete"] or [float("nan")]
         lines.append(
-            f"| {result.phase.name} | {len(result.outcomes)} | {result.seconds:.1f} "
+            f"| {result.phase.name} | {len(result.outcomes)} "
+            f"| {len(result.outcomes) / result.sending_s:.0f} "
             f"| {len(result.outcomes) / result.seconds:.0f} | {kinds['complete']} "
             f"| {kinds['refused']} | {kinds['cancelled']} | {kinds['expired']} "
             f"| {kinds['rejected']} | {kinds['left']} | {kinds['fault'] + kinds['unconnected']} "

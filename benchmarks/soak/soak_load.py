@@ -34,11 +34,12 @@ class Phase:
 
 @dataclass(slots=True)
 class PhaseResult:
-    """What became of a phase's requests, how long it took and what it sent per second."""
+    """What became of a phase's requests, how long it took, and how long until all were sent."""
 
     phase: Phase
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
+    sending_s: float = 0.0
 
     @property
     def kinds(self) -> Counter[str]:
@@ -108,6 +109,7 @@ async def run_phases(
             else:
                 await _open(stream, phase, phase.load * capacity_per_s, result, one)
             result.seconds = time.monotonic() - started
+            result.sending_s = result.sending_s or result.seconds
             if phase.load is None:
                 capacity_per_s = len(result.outcomes) / result.seconds
             results.append(result)
@@ -139,12 +141,13 @@ async def _open(
 ) -> None:
     """Arrivals at `per_s` in random gaps, whether or not the server keeps up."""
     draw = random.Random(phase.num_requests)  # noqa: S311 - repeatable
-    at = time.monotonic()
+    at = started = time.monotonic()
     tasks = []
     for _ in range(phase.num_requests):
         at += draw.expovariate(per_s)
         await asyncio.sleep(max(0.0, at - time.monotonic()))
         tasks.append(asyncio.ensure_future(one(next(stream), result)))
+    result.sending_s = time.monotonic() - started
     await asyncio.gather(*tasks)
 
 
