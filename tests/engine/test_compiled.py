@@ -185,7 +185,7 @@ def test_without_numba_all_runs_in_torch(
     monkeypatch.setattr("ullage.engine.attention.table.available", lambda: False)
     engine = Engine.load(family_dir("llama"), EngineOptions(kv_cache_memory_bytes=1 << 23))
     assert not isinstance(engine._decoder, CompiledDecoder)
-    assert why_not(engine._decoder) == "numba is not installed"
+    assert engine.eager_because == "numba is not installed"
     expected = generate(
         engine_of(family_dir("llama"), compiled=True), PROMPTS, greedy_params(NUM_NEW)
     )
@@ -208,3 +208,6 @@ def test_it_is_compiled_unless_something_else_was_asked_for(family_dir: FamilyDi
         EngineOptions(attention="reference"),
     ):
         assert fastest(decoder, options) is decoder
+    engine = Engine.load(family_dir("llama"), EngineOptions(kv_cache_memory_bytes=1 << 23))
+    assert engine.eager_because is None
+    assert engine_of(family_dir("llama"), compiled=False).eager_because is not None

@@ -126,11 +126,18 @@ def why_not(decoder: Decoder) -> str | None:
     return None
 
 
+def eager_because(decoder: Decoder, options: EngineOptions) -> str | None:
+    """Why every step of an engine runs in torch, in words; None where small ones are compiled."""
+    if options.enforce_eager:
+        return "--enforce-eager"
+    if options.attention in _ATTENTION_IN_TORCH:
+        return f"attention {options.attention} was asked for"
+    return why_not(decoder)
+
+
 def fastest(decoder: Decoder, options: EngineOptions) -> Decoder | CompiledDecoder:
     """`decoder` with its small steps compiled, unless it or the options do not allow that."""
-    if options.enforce_eager or options.attention in _ATTENTION_IN_TORCH:
-        return decoder
-    return decoder if why_not(decoder) is not None else CompiledDecoder(decoder)
+    return decoder if eager_because(decoder, options) is not None else CompiledDecoder(decoder)
 
 
 class CompiledDecoder:

@@ -20,7 +20,7 @@ from ullage.engine.admission import Pace, RequestRefused, require_fits
 from ullage.engine.attention import choose_path
 from ullage.engine.batch import Batch, build_batch
 from ullage.engine.blocks import BlockPool
-from ullage.engine.compiled import DTYPES, CompiledDecoder, fastest
+from ullage.engine.compiled import DTYPES, CompiledDecoder, eager_because, fastest
 from ullage.engine.kv import KVCache
 from ullage.engine.layout import kv_layout
 from ullage.engine.linear import LINEARS
@@ -116,6 +116,13 @@ class Engine:
         linear, dtype = LINEARS[options.quantization], DTYPES[options.dtype]
         decoder = Decoder(spec, Weights(found), linear, max_model_len, dtype)
         return cls(fastest(decoder, options), tokenizer, options, max_model_len)
+
+    @property
+    def eager_because(self) -> str | None:
+        """Why every step runs in torch; None where decodes and short prompts run compiled."""
+        if isinstance(self._decoder, CompiledDecoder):
+            return None
+        return eager_because(self._decoder, self.options)
 
     @property
     def weights_bytes(self) -> int | None:
