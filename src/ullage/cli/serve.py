@@ -193,6 +193,8 @@ def _announce(url: str, served: Engine | Embedder) -> None:
         said = f"embeddings of texts of up to {served.max_model_len:,} tokens"
     else:
         said = f"{pool.num_tokens:,} tokens of KV in {pool.num_blocks:,} blocks"
+        if because := getattr(served, "eager_because", None):
+            print(f"every step runs in torch: {because}", file=sys.stderr, flush=True)
         if note := length_note(served.spec, served.max_model_len):
             print(note, file=sys.stderr, flush=True)
     print(f"ready on {url}: {said}", flush=True)
