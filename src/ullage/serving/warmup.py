@@ -1,6 +1,6 @@
 """One round of generations over the shapes to come, before the server calls itself ready.
 
-Covers a full prefill chunk, decodes of the full batch and its halvings, each way of sampling and
+Covers prefills and decodes of the fullest step and its halvings, each way of sampling and
 every adapter that is loaded: what is compiled, allocated or paged in on first use is so by then.
 """
 
@@ -27,21 +27,28 @@ WAYS: tuple[SamplingParams, ...] = (
 
 def warm_up(engine: Engine) -> None:
     """Run the round to its end; nothing of it stays in the prefix cache."""
-    for index, (num_prompt, params, lora) in enumerate(_round(engine)):
+    prefills = [
+        (num_prompt, _ending(WAYS[0], min(1, engine.max_model_len - num_prompt)), None)
+        for num_prompt in _prefill_lengths(engine)
+    ]
+    for index, (num_prompt, params, lora) in enumerate((*prefills, *_batch(engine))):
         # Different first tokens, lest the prefix cache spare the work.
         prompt = (index % engine.spec.vocab_size, *(0,) * (num_prompt - 1))
         engine.add_request(f"warm-up-{index}", prompt, params, lora)
-        if index == 0:
+        if index < len(prefills):
             _finish(engine)
     _finish(engine)
     engine.reset_prefix_cache()
 
 
-def _round(engine: Engine) -> Iterator[tuple[int, SamplingParams, LoraAdapter | None]]:
-    """Prompt length, parameters, adapter: one long prompt, then a full batch that thins out."""
-    num_new = min(4, engine.max_model_len - 1)
-    longest = engine.max_model_len - num_new
-    yield min(engine.options.max_num_batched_tokens, longest), _ending(WAYS[0], num_new), None
+def _prefill_lengths(engine: Engine) -> Iterator[int]:
+    """A full chunk and its halvings, each to run alone."""
+    longest = max(1, engine.max_model_len - min(4, engine.max_model_len - 1))
+    yield from _halvings(min(engine.options.max_num_batched_tokens, longest))
+
+
+def _batch(engine: Engine) -> Iterator[tuple[int, SamplingParams, LoraAdapter | None]]:
+    """Prompt length, parameters, adapter of a full batch that thins out."""
     size = _batch_size(engine)
     adapters = cycle([None, *engine.loras.values()])
     ways = cycle(WAYS)
