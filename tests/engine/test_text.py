@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,24 @@ def test_a_directory_without_tokenizer_is_refused(tmp_path: Path, family_dir) ->
     (copy / "tokenizer.json").write_text("{}")
     with pytest.raises(MalformedCheckpoint, match="not a tokenizer"):
         Engine.load(copy)
+
+
+def test_encoding_a_long_text_leaves_others_their_turn(tokenizer: Tokenizer) -> None:
+    """A server encodes in one thread while others hand out tokens and answer probes."""
+    turns = 0
+    done = threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not done.wait(0.001):
+            turns += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    before = turns
+    ids = tokenizer.encode("hello " * 50_000)
+    during = turns - before
+    done.set()
+    other.join()
+    assert len(ids) >= 50_000
+    assert during >= 5
