@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.engine.driving import generate, greedy_params
-from tests.engine.families import COMMON
+from tests.engine.families import COMMON, write_byte_tokenizer
 from ullage.engine.compiled import CompiledDecoder, fastest, why_not
 from ullage.engine.engine import Engine
 from ullage.engine.kernels.compiling import available
@@ -191,6 +192,36 @@ def test_without_numba_all_runs_in_torch(
     )
     found = generate(engine, PROMPTS, greedy_params(NUM_NEW))
     assert [r.output_ids for r in found] == [r.output_ids for r in expected]
+
+
+# Sizes that no steps of kernels divide: of the hidden state, all heads, the feed-forward, one head,
+# the vocabulary; many queries to one key; one layer.
+ODD_SIZES: tuple[dict[str, int], ...] = (
+    {"hidden_size": 40, "num_attention_heads": 2, "head_dim": 16},
+    {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16},
+    {"intermediate_size": 80},
+    {"intermediate_size": 65},
+    {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 12},
+    {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 32},
+    {"vocab_size": 323, "num_hidden_layers": 1},
+)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("sizes", ODD_SIZES, ids=lambda sizes: "-".join(map(str, sizes.values())))
+def test_no_size_is_read_askew(sizes: dict[str, int], quantization: str, tmp_path: Path) -> None:
+    """Whichever way an engine takes to run a size, its logits are those of torch's way."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(5)
+    config = LlamaConfig(**{**COMMON, "num_hidden_layers": 2, **sizes})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    write_byte_tokenizer(tmp_path)
+    options = EngineOptions(kv_cache_memory_bytes=1 << 23, quantization=quantization)
+    engines = [Engine.load(tmp_path, replace(options, enforce_eager=e)) for e in (True, False)]
+    (_, expected), *_ = decodes(engines[0], PROMPTS[1:2])
+    (_, found), *_ = decodes(engines[1], PROMPTS[1:2])
+    assert_close(found, expected, 2e-2 if quantization == "int8" else 1e-4)
 
 
 def test_what_the_step_does_not_run_is_said(family_dir: FamilyDir) -> None:

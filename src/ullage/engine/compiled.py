@@ -77,11 +77,12 @@ def _form(layer: Layer) -> tuple[int, int, int]:
 
 
 def _width(linear: Linear) -> int | None:
-    """Of a matrix that the compiled step multiplies with; None of any other."""
+    """Of the rows that a matrix of the compiled step is given; None of any other matrix."""
     if isinstance(linear, FloatLinear):
         dtype = linear.weight_OI.dtype
         return linear.weight_OI.shape[1] if dtype in (torch.float32, torch.bfloat16) else None
-    return linear.weight_OI.shape[1] if isinstance(linear, Int8Linear) else None
+    # The weights may be filled up to a wider row than the step's, which it would then read askew.
+    return linear.in_features if isinstance(linear, Int8Linear) else None
 
 
 # Why a layer is not run by the compiled step: (is it as wanted, what is not).
@@ -123,6 +124,8 @@ def why_not(decoder: Decoder) -> str | None:
     linears = [decoder.head, *(linear for layer in decoder.layers for linear in layer.linears)]
     if any(_width(linear) is None for linear in linears):
         return "a kind of weights without kernels"
+    if len({_outputs(layer.linears[2]) for layer in decoder.layers}) > 1:
+        return "layers of unlike feed-forwards"
     return None
 
 
