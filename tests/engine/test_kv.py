@@ -190,3 +190,10 @@ def test_layers_of_two_groups_share_storage() -> None:
     kv = KVCache(shapes, kv_layout([None, 8], shapes), 4, 4)
     assert kv.keys[0].data_ptr() == kv.keys[1].data_ptr()
     assert kv.bytes_per_block == 4 * 2 * DIM * np.dtype(np.float32).itemsize
+
+
+@pytest.mark.parametrize("num_blocks", [2**50, 2**90])
+def test_more_memory_than_there_can_be_is_refused_by_its_flag(num_blocks: int) -> None:
+    """The first is refused by the kernel, the second is no size at all."""
+    with pytest.raises(BadUsage, match="--kv-cache-memory-bytes"):
+        cache_of(KV_FORMATS["float32"], [KVShape(2, DIM)], num_blocks)

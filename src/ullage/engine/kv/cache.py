@@ -16,6 +16,7 @@ from ullage.engine.kernels.compiling import available
 from ullage.engine.kv.codecs import STORAGE, decode, encode
 from ullage.engine.kv_formats import FLOAT32, KVFormat, KVShape
 from ullage.engine.layout import KVLayout
+from ullage.errors import BadUsage
 
 _CACHE_LINE = 64
 
@@ -53,9 +54,16 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         # Some bytes more than are stored, so that the numbers may begin at a cache line.
-        room = mmap.mmap(
-            -1, self.num_bytes + _CACHE_LINE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
+        try:
+            room = mmap.mmap(
+                -1, self.num_bytes + _CACHE_LINE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
+        except (OSError, OverflowError) as error:
+            raise BadUsage(
+                f"{self.num_bytes} bytes cannot be had from this machine: {error}",
+                field="--kv-cache-memory-bytes",
+                expected="less than its memory",
+            ) from error
         numbers, scales = self._cut(torch.frombuffer(room, dtype=torch.uint8))
         self._tensors = [*numbers, *(s for s in scales if s.numel())]
         self.keys = [numbers[2 * slot] for slot in layout.slot_of]
