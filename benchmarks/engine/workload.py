@@ -11,7 +11,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from ullage.checkup.prompts import PromptSource, make_prompt, passage
+from ullage.traffic.prompts import PromptSource, make_prompt, passage
 
 REPOSITORY = Path(__file__).parents[2]
 TRACE = REPOSITORY.parent / "shared" / "traces" / "azure-2023-conv.csv"
@@ -21,7 +21,7 @@ TRACE = REPOSITORY.parent / "shared" / "traces" / "azure-2023-conv.csv"
 def encode(model: str, text: str) -> tuple[int, ...]:
     """Token ids of `text` by the model's own tokenizer, no special tokens."""
     from ullage.anatomy import load
-    from ullage.engine.tokenizer_loading import load_tokenizer
+    from ullage.engine.text.loading import load_tokenizer
 
     return tuple(load_tokenizer(load(Path(model))).encode(text, False))
 

@@ -19,10 +19,10 @@ from ullage.engine.batch import build_batch
 from ullage.engine.engine import Engine
 from ullage.engine.linear import LINEARS
 from ullage.engine.model import Decoder
+from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import Request, SamplingParams
-from ullage.engine.scheduler import Plan, Work
-from ullage.engine.weights import Weights
+from ullage.engine.scheduling.scheduler import Plan, Work
 from ullage.errors import BadInput
 
 RUN = ("llama", "tied", "biased", "gpt2", "phi3")

@@ -58,7 +58,7 @@ def test_divergence_is_that_of_the_logits_under_peft(model: Path, adapter: Path)
     found = embedded(model, adapter, PROMPTS)
     assert not found.identical
     from ullage.anatomy import load
-    from ullage.engine.tokenizer_loading import load_tokenizer
+    from ullage.engine.text.loading import load_tokenizer
 
     tokenizer = load_tokenizer(load(model))
     reference, adapted = load_reference(model), load_adapted(model, adapter)

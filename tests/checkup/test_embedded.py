@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.checkup.embedded import EngineDidNotStart, embedded_engine, private_bytes
+from ullage.traffic.embedded import EngineDidNotStart, embedded_engine, private_bytes
 
 
 def test_a_model_that_does_not_exist_gives_the_childs_own_sentence() -> None:

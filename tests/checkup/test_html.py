@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.checkup.html import charts, svg, words
-from ullage.checkup.html.markup import NARROW, WIDE
+from ullage.checkup.html import charts
+from ullage.pages import svg, words
+from ullage.pages.markup import NARROW, WIDE
 
 WIDTHS = st.sampled_from([WIDE, NARROW])
 # A monotonic clock resolves a nanosecond.

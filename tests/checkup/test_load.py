@@ -8,7 +8,8 @@ import time
 import pytest
 
 from tests.checkup.fake_server import FakeServer, serving
-from ullage.checkup.load import (
+from ullage.errors import Unreachable
+from ullage.traffic.load import (
     PlannedRequest,
     RequestResult,
     Target,
@@ -18,7 +19,6 @@ from ullage.checkup.load import (
     served_model,
     tokenize,
 )
-from ullage.errors import Unreachable
 
 
 def planned(first: int = 9, *, at: float = 0.0, prompt: int = 5, output: int = 6) -> PlannedRequest:

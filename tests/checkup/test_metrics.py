@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.checkup.fake_server import FakeServer, serving
-from ullage.checkup.load import Target
 from ullage.checkup.metrics import (
     CacheInfo,
     Sampler,
@@ -21,6 +20,7 @@ from ullage.checkup.metrics import (
     parse_page,
     sample_of,
 )
+from ullage.traffic.load import Target
 
 VALUES = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12)
 # Line breaks other than \n would end a line for `splitlines`, and engines do not put them in names.

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.checkup.load import RequestResult
-from ullage.checkup.summary import Distribution, decode_rate, summarise
+from ullage.traffic.load import RequestResult
+from ullage.traffic.summary import Distribution, decode_rate, summarise
 
 
 def result(

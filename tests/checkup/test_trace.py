@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.checkup.trace import (
+from ullage.traffic.trace import (
     MIN_OUTPUT_TOKENS,
     MIN_PROMPT_TOKENS,
     Rates,
@@ -44,7 +44,7 @@ def test_the_slice_that_ships_is_the_traces_beginning() -> None:
 
 
 def test_the_slice_ships_with_its_licence() -> None:
-    licence = files("ullage.checkup") / "data" / "azure-2023-conv-128.LICENSE.md"
+    licence = files("ullage.traffic") / "data" / "azure-2023-conv-128.LICENSE.md"
     text = licence.read_text(encoding="utf-8")
     assert "Creative Commons Attribution 4.0" in text
     assert "Azure" in text

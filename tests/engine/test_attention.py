@@ -22,10 +22,10 @@ from ullage.engine.attention import table as path_table
 from ullage.engine.attention.paged import LEAST_GATHERED, PagedAttention
 from ullage.engine.batch import Batch, Span, build_batch
 from ullage.engine.kv import KV_FORMATS, KVCache, KVShape
-from ullage.engine.layout import FREED, kv_layout
+from ullage.engine.paging.layout import FREED, kv_layout
 from ullage.engine.request import Request, SamplingParams
 from ullage.engine.rule import AttentionRule
-from ullage.engine.scheduler import Plan, Work
+from ullage.engine.scheduling.scheduler import Plan, Work
 from ullage.errors import BadUsage
 
 NAMES = [path.name for path in PATHS]

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ullage.engine.blocks import BlockPool, OutOfBlocks
+from ullage.engine.paging.blocks import BlockPool, OutOfBlocks
 
 NUM_BLOCKS = 12
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.engine.encoders import hidden_states, require_minilm, write_encoder, write_pooling
-from ullage.engine.embedder import Embedder, TextRefused
+from ullage.engine.encoder.embedder import Embedder, TextRefused
+from ullage.engine.encoder.pooling import Pooling, read_pooling
 from ullage.engine.options import EngineOptions
-from ullage.engine.pooling import Pooling, read_pooling
 from ullage.errors import BadUsage, MalformedCheckpoint, UllageError, UnsupportedModel
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -12,10 +12,10 @@ import torch
 
 from tests.engine.encoders import ENCODERS, hidden_states, require_minilm, write_encoder
 from ullage.anatomy import load
-from ullage.engine.encoder import Encoder, max_tokens
-from ullage.engine.encoder_bias import bucket, window_bias
-from ullage.engine.encoder_support import require_encoder
-from ullage.engine.encoder_weights import EncoderWeights
+from ullage.engine.encoder.bias import bucket, window_bias
+from ullage.engine.encoder.encoder import Encoder, max_tokens
+from ullage.engine.encoder.support import require_encoder
+from ullage.engine.encoder.weights import EncoderWeights
 from ullage.engine.linear import LINEARS
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 

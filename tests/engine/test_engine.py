@@ -14,9 +14,9 @@ from tests.engine.driving import finish, generate, greedy_params
 from ullage.anatomy import load
 from ullage.anatomy.spec import Attention, Experts, LatentAttention, ModelSpec, Unknown
 from ullage.engine.engine import Engine, RequestRefused
+from ullage.engine.model.support import require_supported
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import FinishReason, Request, SamplingParams
-from ullage.engine.support import require_supported
 from ullage.errors import BadUsage, MalformedCheckpoint, UnsupportedModel
 
 FamilyDir = Callable[[str], Path]

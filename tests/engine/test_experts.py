@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ullage.anatomy.naming.row import ExpertLayout
 from ullage.anatomy.spec import Experts
-from ullage.engine.experts import MixtureOfExperts, mixed, read_mixture, route
 from ullage.engine.linear import FloatLinear, Int8Linear
+from ullage.engine.model.experts import MixtureOfExperts, mixed, read_mixture, route
 
 HIDDEN, WIDTH, NUM = 32, 24, 6
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ullage.engine.blocks import BlockPool
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.tables import Tables
 from ullage.engine.request import Request, SamplingParams, State
-from ullage.engine.scheduler import PASSED_LOOKS, WAIT_CAUSES, Limits, Plan, Scheduler
-from ullage.engine.tables import Tables
+from ullage.engine.scheduling.scheduler import PASSED_LOOKS, WAIT_CAUSES, Limits, Plan, Scheduler
 
 BUDGET, SEQS, THRESHOLD, LONGS = 32, 8, 8, 1
 

@@ -18,8 +18,8 @@ from ullage.anatomy import load
 from ullage.engine.engine import Engine
 from ullage.engine.linear import LINEARS
 from ullage.engine.model import Decoder
+from ullage.engine.model.weights import GGUF_ARCHITECTURES, Weights
 from ullage.engine.options import EngineOptions
-from ullage.engine.weights import GGUF_ARCHITECTURES, Weights
 from ullage.errors import UnsupportedModel
 
 LLAMA_CPP = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ullage" / "llama-cpp"
@@ -65,6 +65,6 @@ def test_an_architecture_that_was_not_compared_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(write_gguf("qwen2", tmp_path / "m.gguf"))
-    monkeypatch.setattr("ullage.engine.weights.GGUF_ARCHITECTURES", frozenset({"llama"}))
+    monkeypatch.setattr("ullage.engine.model.weights.GGUF_ARCHITECTURES", frozenset({"llama"}))
     with pytest.raises(UnsupportedModel, match=r"general\.architecture: qwen2"):
         Weights(model)

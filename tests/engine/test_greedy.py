@@ -20,7 +20,7 @@ from tests.engine.families import COMMON, FAMILIES, VARIATIONS
 from tests.engine.references import is_greedy, load_reference
 from ullage.anatomy import read_config
 from ullage.engine.engine import Engine
-from ullage.engine.families import FORWARDS
+from ullage.engine.model.families import FORWARDS
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import Request
 

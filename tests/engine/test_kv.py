@@ -14,7 +14,7 @@ from tests.engine.hadamard import hadamard
 from ullage.engine.kv import KV_FORMATS, KVCache, KVFormat, KVShape
 from ullage.engine.kv import cache as cache_module
 from ullage.engine.kv.codecs import SMALLEST_SCALE, decode, encode, largest, turned
-from ullage.engine.layout import kv_layout
+from ullage.engine.paging.layout import kv_layout
 from ullage.errors import BadUsage
 
 FORMATS = list(KV_FORMATS.values())

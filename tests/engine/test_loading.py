@@ -19,7 +19,7 @@ import ullage.engine, torch
 from ullage.anatomy import load
 from ullage.engine.linear import LINEARS
 from ullage.engine.model import Decoder
-from ullage.engine.weights import Weights
+from ullage.engine.model.weights import Weights
 
 def resident(key):
     lines = open("/proc/self/status").read().splitlines()

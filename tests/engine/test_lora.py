@@ -23,7 +23,7 @@ from ullage.engine.engine import Engine
 from ullage.engine.lora import LoraAdapter, LoraRefused
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import Request
-from ullage.engine.scheduler import Plan, Work
+from ullage.engine.scheduling.scheduler import Plan, Work
 from ullage.errors import BadInput
 
 NUM_NEW = 24

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ullage.engine.families import FORWARDS
-from ullage.engine.weights import GGUF_ARCHITECTURES
+from ullage.engine.model.families import FORWARDS
+from ullage.engine.model.weights import GGUF_ARCHITECTURES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.engine.driving import finish, greedy_params
-from ullage.engine.admission import Pace
 from ullage.engine.engine import Engine, StepReport
 from ullage.engine.options import EngineOptions
 from ullage.engine.reports import PoolHistory, oldest
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
+from ullage.engine.scheduling.admission import Pace
 
 FamilyDir = Callable[[str], Path]
 PROMPT = tuple(range(10, 30))

@@ -14,8 +14,8 @@ from tests.engine.families import COMMON, write_byte_tokenizer
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec, Norm, Positions, Rope
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
-from ullage.engine.rope import RotaryTables, rotary_tables
-from ullage.engine.rope_scaling import (
+from ullage.engine.positions.rope import RotaryTables, rotary_tables
+from ullage.engine.positions.scaling import (
     Reach,
     length_note,
     model_rope_fingerprint,

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ullage.engine.blocks import BlockPool
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.tables import Tables
 from ullage.engine.request import Request, SamplingParams, State
-from ullage.engine.scheduler import Limits, Plan, Scheduler
-from ullage.engine.tables import Tables
+from ullage.engine.scheduling.scheduler import Limits, Plan, Scheduler
 
 
 def make(num_blocks: int = 100, block_size: int = 4, seqs: int = 8, tokens: int = 16) -> Scheduler:

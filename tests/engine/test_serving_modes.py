@@ -14,8 +14,8 @@ from tests.engine.driving import finish, generate, greedy_params
 from tests.engine.references import is_greedy, load_reference
 from tests.engine.test_greedy import LENGTHS, PROMPTS
 from ullage.engine.engine import Engine, StepReport
-from ullage.engine.layout import FREED
 from ullage.engine.options import EngineOptions
+from ullage.engine.paging.layout import FREED
 from ullage.engine.request import Request, SamplingParams
 
 FamilyDir = Callable[[str], Path]

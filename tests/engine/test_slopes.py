@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ullage.engine.slopes import bloom_slopes, mpt_slopes
+from ullage.engine.positions.slopes import bloom_slopes, mpt_slopes
 
 COUNTS = (*range(1, 18), 24, 32, 40, 71, 112)
 

@@ -14,12 +14,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ullage.engine.blocks import BlockPool
-from ullage.engine.layout import FREED, KVGroup
-from ullage.engine.prefix import Hit, chain, salt_of
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.layout import FREED, KVGroup
+from ullage.engine.paging.prefix import Hit, chain, salt_of
+from ullage.engine.paging.tables import Tables, blocks_of_group, held_blocks
 from ullage.engine.request import Request, SamplingParams, State
-from ullage.engine.scheduler import Limits, Plan, Scheduler, Work
-from ullage.engine.tables import Tables, blocks_of_group, held_blocks
+from ullage.engine.scheduling.scheduler import Limits, Plan, Scheduler, Work
 
 Slot = tuple[int, int]
 Content = tuple[int, bytes, tuple[int, ...]]

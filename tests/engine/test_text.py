@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.families import write_byte_tokenizer
-from ullage.engine.tokenizer import TemplateError, TextStream, Tokenizer
+from ullage.engine.text.tokenizer import TemplateError, TextStream, Tokenizer
 
 
 @pytest.fixture(scope="module")

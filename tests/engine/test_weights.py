@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from ullage.anatomy import load
 from ullage.engine.engine import Engine
+from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
-from ullage.engine.weights import Weights
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 
 FamilyDir = Callable[[str], Path]

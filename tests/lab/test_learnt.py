@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ullage.checkup.summary import Distribution
 from ullage.lab.experiments import (
     attention,
     batching,
@@ -19,6 +18,7 @@ from ullage.lab.experiments import (
 )
 from ullage.lab.scoring import Score, score
 from ullage.lab.shape import AttentionShape
+from ullage.traffic.summary import Distribution
 
 
 def learnt_prefix(ttfts, hits):

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
-from ullage.engine.tokenizer import Tokenizer
+from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import UllageError
 from ullage.lab import passages
 from ullage.lab.scoring import score

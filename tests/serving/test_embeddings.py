@@ -25,9 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.encoders import require_minilm, write_encoder
 from tests.serving.test_serve_command import serve
-from ullage.engine.embedder import Embedder
+from ullage.engine.encoder.embedder import Embedder
 from ullage.engine.options import EngineOptions
-from ullage.engine.rope_scaling import model_rope_fingerprint
+from ullage.engine.positions.scaling import model_rope_fingerprint
 from ullage.errors import BadUsage
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.embedding_loop import EmbeddingLoop

@@ -19,7 +19,7 @@ from soak_plan import Ask, Limits, Row, make_asks
 from soak_run import Subject, leaks, memory_grows, soak
 
 from tests.engine.adapters import write_adapter
-from ullage.checkup.trace import recorded_rows
+from ullage.traffic.trace import recorded_rows
 
 FLAGS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--max-num-queued-reqs", "8")
 LIMITS = Limits(32, 32, 40, 8, 512)

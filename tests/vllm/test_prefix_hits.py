@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from ask import ask_vllm
 
-from ullage.engine.blocks import BlockPool
-from ullage.engine.layout import FREED, KVGroup
-from ullage.engine.prefix import extend_names, longest_hit
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.layout import FREED, KVGroup
+from ullage.engine.paging.prefix import extend_names, longest_hit
+from ullage.engine.paging.tables import blocks_of_group
 from ullage.engine.request import Request, SamplingParams
-from ullage.engine.tables import blocks_of_group
 
 pytestmark = pytest.mark.vllm
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ullage.anatomy.spec import Rope
-from ullage.engine.rope import rotary_tables
-from ullage.engine.rope_scaling import Reach, rope_angles
+from ullage.engine.positions.rope import rotary_tables
+from ullage.engine.positions.scaling import Reach, rope_angles
 
 pytestmark = pytest.mark.vllm
 POSITIONS = [0, 1, 100, 4000]

@@ -13,7 +13,6 @@ from typing import Any
 from ullage import __version__
 from ullage.checkup.figures import figure, named
 from ullage.checkup.gather import Evidence
-from ullage.checkup.html.words import QUIET_LACKS
 from ullage.checkup.memory import MachineReading, device_ledger, fits_table, machine_ledger
 from ullage.checkup.metrics import Series
 from ullage.checkup.prediction_parts import (
@@ -26,10 +25,11 @@ from ullage.checkup.prediction_parts import (
 )
 from ullage.checkup.run_part import peak_usage, run_part
 from ullage.checkup.subject_parts import audit_part, engine_part, machine_part, model_part
-from ullage.checkup.summary import LoadSummary, summarise
 from ullage.checkup.verdict import paragraph, state_of
 from ullage.costs.kv import compute_dtype, kv_bytes_per_token
 from ullage.findings.finding import Finding
+from ullage.pages.words import QUIET_LACKS
+from ullage.traffic.summary import LoadSummary, summarise
 
 SCHEMA = "ullage.checkup/1"
 

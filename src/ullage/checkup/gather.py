@@ -16,8 +16,6 @@ from ullage.anatomy import Model, load
 from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.audit import audit, subject_of
 from ullage.checkup.comparison import Serving
-from ullage.checkup.embedded import EngineDidNotStart, embedded_engine, private_bytes
-from ullage.checkup.load import Target, served_model
 from ullage.checkup.machine import Machine, available_bytes, measure_machine
 from ullage.checkup.measure import Measurements, Plan, Progress, RunFailed, measure
 from ullage.checkup.memory import deployed
@@ -29,6 +27,8 @@ from ullage.costs.weights import weight_bytes
 from ullage.errors import BadUsage, Unreachable
 from ullage.findings.finding import Finding, Severity
 from ullage.planning.ledger import Ledger, build_ledger
+from ullage.traffic.embedded import EngineDidNotStart, embedded_engine, private_bytes
+from ullage.traffic.load import Target, served_model
 
 # The embedded engine computes and caches in float32 whatever the checkpoint is stored in.
 EMBEDDED_DTYPE = "float32"

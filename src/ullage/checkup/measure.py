@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ullage.checkup.load import (
+from ullage.checkup.metrics import Sample, Sampler, Series
+from ullage.traffic.load import (
     PlannedRequest,
     RequestResult,
     Target,
@@ -18,10 +19,9 @@ from ullage.checkup.load import (
     run_load,
     tokenize,
 )
-from ullage.checkup.metrics import Sample, Sampler, Series
-from ullage.checkup.prompts import PromptSource, make_prompt, passage, random_ids
-from ullage.checkup.summary import decode_rate, output_tokens
-from ullage.checkup.trace import Rates, Workload, recorded_rows, scale_to_machine
+from ullage.traffic.prompts import PromptSource, make_prompt, passage, random_ids
+from ullage.traffic.summary import decode_rate, output_tokens
+from ullage.traffic.trace import Rates, Workload, recorded_rows, scale_to_machine
 
 Progress = Callable[[str], None]
 

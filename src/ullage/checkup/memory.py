@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ullage.anatomy.spec import Anatomy
-from ullage.checkup.html.words import byte_size, percent
 from ullage.costs.deployment import Deployment
 from ullage.costs.hardware import Gpus, HardwareSpec, catalogue
 from ullage.errors import BadInput
 from ullage.findings.finding import Finding
+from ullage.pages.words import byte_size, percent
 from ullage.planning.ledger import Case, Ledger, build_ledger
 from ullage.planning.parallel_sizes import spread
 from ullage.planning.vllm import allocate

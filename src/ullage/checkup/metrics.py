@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 
 import httpx2
 
-from ullage.checkup.bounded import fetch
-from ullage.checkup.load import Target, client_for
+from ullage.traffic.bounded import fetch
+from ullage.traffic.load import Target, client_for
 
 Labels = tuple[tuple[str, str], ...]
 Page = dict[str, dict[Labels, float]]

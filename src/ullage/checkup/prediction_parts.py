@@ -13,9 +13,9 @@ from ullage.checkup import comparison as compare
 from ullage.checkup.allocation import Compared, Server, compare_with_embedded, compare_with_vllm
 from ullage.checkup.figures import figure
 from ullage.checkup.gather import Evidence
-from ullage.checkup.html.words import quantity
 from ullage.checkup.metrics import CacheInfo
 from ullage.costs.deployment import Platform
+from ullage.pages.words import quantity
 
 Gaps = list[dict[str, Any]]
 

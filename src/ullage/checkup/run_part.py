@@ -11,8 +11,8 @@ from typing import Any
 from ullage.checkup.figures import Figure, figure, named
 from ullage.checkup.measure import Measurements
 from ullage.checkup.metrics import Series
-from ullage.checkup.summary import Distribution, LoadSummary, output_tokens
-from ullage.checkup.trace import TRACE_NAME, Scaling
+from ullage.traffic.summary import Distribution, LoadSummary, output_tokens
+from ullage.traffic.trace import TRACE_NAME, Scaling
 
 CLIENT = "measured at the client"
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))

@@ -12,9 +12,9 @@ from ullage.anatomy import Model
 from ullage.anatomy.tensors.expected import expected_tensors
 from ullage.checkup.figures import Figure, figure, named, span
 from ullage.checkup.gather import Evidence
-from ullage.checkup.html.words import quantity
 from ullage.checkup.machine import Machine, Rate
 from ullage.findings.json import counts_document, finding_document
+from ullage.pages.words import quantity
 
 
 def model_part(model: Model) -> dict[str, Any]:

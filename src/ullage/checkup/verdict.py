@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ullage.checkup.html.words import (
+from ullage.pages.words import (
     count,
     figure_text,
     percent,
@@ -16,7 +16,7 @@ from ullage.checkup.html.words import (
     signed_percent,
     significant,
 )
-from ullage.checkup.summary import LoadSummary
+from ullage.traffic.summary import LoadSummary
 
 State = Literal["sound", "attention", "fault", "incomplete"]
 

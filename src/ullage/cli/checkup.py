@@ -108,7 +108,7 @@ def print_summary(document: dict[str, Any], paths: tuple[Path, Path]) -> None:
     """The verdict and the figures to remember, as text."""
     import textwrap
 
-    from ullage.checkup.html.words import figure_text
+    from ullage.pages.words import figure_text
 
     print(textwrap.fill(document["verdict"]["paragraph"], 96))
     print()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from ullage.engine.embedder import Embedder
+    from ullage.engine.encoder.embedder import Embedder
     from ullage.engine.engine import Engine
 
 # Engine flags without a default here take EngineOptions' own.
@@ -186,7 +186,7 @@ def _pooler_config(text: str | None) -> dict[str, object] | None:
 
 
 def _announce(url: str, served: Engine | Embedder) -> None:
-    from ullage.engine.rope_scaling import length_note
+    from ullage.engine.positions.scaling import length_note
 
     pool = getattr(served, "pool", None)
     if pool is None:

@@ -11,7 +11,7 @@ import torch
 
 from ullage.engine.lora import LoraAdapter, Rows, rows_by_adapter
 from ullage.engine.request import Request
-from ullage.engine.scheduler import Plan, Work
+from ullage.engine.scheduling.scheduler import Plan, Work
 
 
 @dataclass(frozen=True, slots=True)

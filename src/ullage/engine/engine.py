@@ -16,18 +16,20 @@ from pathlib import Path
 
 import torch
 
-from ullage.engine.admission import Pace, RequestRefused, require_fits
 from ullage.engine.attention import choose_path
 from ullage.engine.batch import Batch, build_batch
-from ullage.engine.blocks import BlockPool
 from ullage.engine.compiled import DTYPES, CompiledDecoder, eager_because, fastest
 from ullage.engine.kv import KVCache
-from ullage.engine.layout import kv_layout
 from ullage.engine.linear import LINEARS
 from ullage.engine.lora import LoraAdapter, LoraRefused, read_lora
 from ullage.engine.model import Decoder, kv_shapes, windows
+from ullage.engine.model.support import require_supported
+from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions, kv_blocks, scheduler_limits
-from ullage.engine.prefix import salt_of
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.layout import kv_layout
+from ullage.engine.paging.prefix import salt_of
+from ullage.engine.paging.tables import Tables
 from ullage.engine.reports import (
     CancelReport,
     KVReport,
@@ -38,13 +40,11 @@ from ullage.engine.reports import (
 )
 from ullage.engine.request import FinishReason, Request, SamplingParams, State
 from ullage.engine.sampler import Choice, TokenLogprobs, choose, token_logprobs
-from ullage.engine.scheduler import Plan, Scheduler, Work
+from ullage.engine.scheduling.admission import Pace, RequestRefused, require_fits
+from ullage.engine.scheduling.scheduler import Plan, Scheduler, Work
 from ullage.engine.steps import Output, StepReport, advance
-from ullage.engine.support import require_supported
-from ullage.engine.tables import Tables
-from ullage.engine.tokenizer import TextStream, Tokenizer
-from ullage.engine.tokenizer_loading import load_tokenizer
-from ullage.engine.weights import Weights
+from ullage.engine.text.loading import load_tokenizer
+from ullage.engine.text.tokenizer import TextStream, Tokenizer
 
 __all__ = ["Engine", "Output", "RequestRefused", "StepReport"]
 

@@ -20,10 +20,10 @@ from ullage.anatomy.checkpoint import TensorEntry
 from ullage.anatomy.files.safetensors import read_safetensors
 from ullage.anatomy.spec import ModelSpec
 from ullage.anatomy.tensors.slots import Slots
-from ullage.engine.families import FORWARDS
+from ullage.engine.model.families import FORWARDS
+from ullage.engine.model.support import attention_of
+from ullage.engine.model.weights import read_tensor
 from ullage.engine.sites import Site, block_rows, site_slots
-from ullage.engine.support import attention_of
-from ullage.engine.weights import read_tensor
 from ullage.errors import BadInput
 
 SITES: Sequence[Site] = ("qkv", "output", "gate_up", "down")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ullage.engine.kv_formats import KV_FORMATS, KVFormat, KVShape
-from ullage.engine.layout import kv_layout
-from ullage.engine.scheduler import Limits
-from ullage.engine.tables import blocks_of_group
+from ullage.engine.paging.layout import kv_layout
+from ullage.engine.paging.tables import blocks_of_group
+from ullage.engine.scheduling.scheduler import Limits
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:

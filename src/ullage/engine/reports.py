@@ -10,10 +10,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ullage.engine.blocks import BlockPool
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.tables import held_blocks
 from ullage.engine.request import Request
-from ullage.engine.scheduler import Scheduler
-from ullage.engine.tables import held_blocks
+from ullage.engine.scheduling.scheduler import Scheduler
 
 # Over how long growth is measured: many steps, and yet the load of now.
 GROWTH_S = 30.0

@@ -12,7 +12,7 @@ import torch
 
 from ullage.anatomy.spec import Attention
 from ullage.anatomy.tensors.slots import Slots
-from ullage.engine.families import Forward
+from ullage.engine.model.families import Forward
 
 Site = Literal["qkv", "output", "gate_up", "down"]
 

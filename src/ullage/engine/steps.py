@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ullage.engine.request import Request
-from ullage.engine.scheduler import Plan, Work
+from ullage.engine.scheduling.scheduler import Plan, Work
 
 if TYPE_CHECKING:
     from ullage.engine.sampler import TokenLogprobs

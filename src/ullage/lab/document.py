@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ullage.checkup.html.words import seconds
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Result
+from ullage.pages.words import seconds
 
 SCHEMA = "ullage.lab/1"
 DISTURBED = 0.1

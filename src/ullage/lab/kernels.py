@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from ullage.engine.attention import ATTENTION_PATHS
 from ullage.engine.batch import build_batch
 from ullage.engine.kv import KVCache, KVShape
-from ullage.engine.layout import kv_layout
+from ullage.engine.paging.layout import kv_layout
 from ullage.engine.request import Request, SamplingParams
 from ullage.engine.rule import AttentionRule
-from ullage.engine.scheduler import Plan, Work
+from ullage.engine.scheduling.scheduler import Plan, Work
 
 NAIVE, SDPA, PAGED = "naive", "sdpa", "paged"
 WORDS = {NAIVE: "naive: scores written out", SDPA: "SDPA, KV in one piece"}

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ullage.checkup.trace import TRACE_NAME, recorded_rows
 from ullage.errors import BadUsage
+from ullage.traffic.trace import TRACE_NAME, recorded_rows
 
 # Column names of public traces → what they mean.
 PROMPT_COLUMNS = ("ContextTokens", "input_tokens", "input_length")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ullage.engine.tokenizer import Tokenizer
+from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import UllageError
 
 # Modules whose docstrings explain something, in the order in which they are read.

@@ -1,5 +1,5 @@
 """The server that an experiment measures: the embedded engine, the one at --url, or one that
---serve-command starts. Holds its life and the first requests; loads are `checkup/load.py`.
+--serve-command starts. Holds its life and the first requests; loads are `traffic/load.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import httpx2
 
-from ullage.checkup.bounded import fetch
-from ullage.checkup.embedded import EngineDidNotStart, embedded_engine
-from ullage.checkup.load import PlannedRequest, RequestResult, Target, client_for, served_model
 from ullage.checkup.measure import RunFailed, warm_up
 from ullage.checkup.metrics import parse_page
-from ullage.checkup.prompts import PromptSource, make_prompt
 from ullage.errors import BadUsage, Unreachable
 from ullage.lab.setting import Setting
+from ullage.traffic.bounded import fetch
+from ullage.traffic.embedded import EngineDidNotStart, embedded_engine
+from ullage.traffic.load import PlannedRequest, RequestResult, Target, client_for, served_model
+from ullage.traffic.prompts import PromptSource, make_prompt
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0

@@ -5,7 +5,7 @@ Holds formatting only; the exact numbers are in the JSON.
 
 from __future__ import annotations
 
-from ullage.checkup.html import words
+from ullage.pages import words
 
 NOT_KNOWN = "–"
 

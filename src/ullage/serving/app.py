@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ullage.anatomy import load as load_anatomy
-from ullage.engine.embedder import Embedder
+from ullage.engine.encoder.embedder import Embedder
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage, UllageError

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ullage.engine.engine import Output
 from ullage.engine.sampler import TokenLogprobs
-from ullage.engine.tokenizer import Tokenizer
+from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import UllageError
 from ullage.serving import answers
 from ullage.serving.fields import BadRequest

@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from ullage.engine.embedder import Embedder
+from ullage.engine.encoder.embedder import Embedder
 from ullage.errors import UllageError
 from ullage.serving.embedding_metrics import EmbeddingMetrics, Timing
 from ullage.serving.refusals import Cancelled, Draining, EngineFailed, NotFinite, QueueFull

@@ -19,8 +19,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-from ullage.engine.embedder import Embedder
-from ullage.engine.rope_scaling import model_rope_fingerprint
+from ullage.engine.encoder.embedder import Embedder
+from ullage.engine.positions.scaling import model_rope_fingerprint
 from ullage.serving.metric_table import ITERATION_BUCKETS, LATENCY_BUCKETS, one_two_five
 from ullage.serving.metrics import ENGINE_INDEX, LABELS
 

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ullage import __version__
-from ullage.engine.embedder import Embedder
+from ullage.engine.encoder.embedder import Embedder
 from ullage.serving import schemas
 from ullage.serving.absent import GENERATING, not_served
 from ullage.serving.embedding_loop import EmbeddingLoop

@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from ullage.engine.blocks import OutOfBlocks
 from ullage.engine.engine import Engine, Output
 from ullage.engine.lora import LoraAdapter
+from ullage.engine.paging.blocks import OutOfBlocks
 from ullage.engine.reports import CancelReport
 from ullage.engine.request import Request, SamplingParams
 from ullage.engine.sampler import TokenLogprobs

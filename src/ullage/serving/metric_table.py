@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ullage.engine.request import FinishReason
-from ullage.engine.scheduler import WAIT_CAUSES
+from ullage.engine.scheduling.scheduler import WAIT_CAUSES
 
 LATENCY_BUCKETS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),

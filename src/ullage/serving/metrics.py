@@ -20,9 +20,9 @@ from prometheus_client import (
 )
 
 from ullage.engine.engine import Engine, StepReport
+from ullage.engine.positions.scaling import model_rope_fingerprint
 from ullage.engine.reports import page_utilization
 from ullage.engine.request import Request
-from ullage.engine.rope_scaling import model_rope_fingerprint
 from ullage.serving.metric_table import (
     CAPACITY_CAUSES,
     COUNTERS,

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from ullage.anatomy.spec import ModelSpec
 from ullage.engine.engine import Engine
 from ullage.engine.lora import LoraAdapter
-from ullage.engine.tokenizer import Tokenizer
+from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import BadInput
 from ullage.serving.fields import BadRequest, read_fields
 from ullage.serving.http import NotFound, read_body

@@ -25,7 +25,7 @@ def judge(adapter: Adapter, tree: BaseTree, options: ServeOptions) -> EngineAnsw
     """
     try:
         from ullage.engine.lora import placed, require_coverage
-        from ullage.engine.support import require_supported
+        from ullage.engine.model.support import require_supported
     except ImportError as error:
         if (error.name or "ullage").startswith("ullage"):
             raise  # our own mistake, not a missing extra

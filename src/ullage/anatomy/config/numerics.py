@@ -1,7 +1,7 @@
 """Keys that change what a model computes and the size of nothing: `read_numerics`.
 
 Holds the table of such keys and the value at which each of them changes nothing. What is priced
-does not depend on them; what runs must obey them or refuse (`engine/support.py`).
+does not depend on them; what runs must obey them or refuse (`engine/model/support.py`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ullage.checkup.html import svg, words
-from ullage.checkup.html.svg import Frame, Point, Scale
+from ullage.pages import svg, words
+from ullage.pages.svg import Frame, Point, Scale
 
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 26.0, 40.0
 NUM_BINS = 36

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from ullage.checkup.html import run_sections, sections
-from ullage.checkup.html.words import escape, figure_text, value_and_unit
+from ullage.pages.words import escape, figure_text, value_and_unit
 
 SECTIONS = (
     sections.findings,
@@ -34,7 +34,7 @@ STATES = {
 
 def render(document: Mapping[str, Any]) -> str:
     """The report of one checkup document (schema ullage.checkup/1) as HTML."""
-    style = (files("ullage.checkup.html") / "style.css").read_text(encoding="utf-8")
+    style = (files("ullage.pages") / "style.css").read_text(encoding="utf-8")
     model = document["model"]
     body = "".join(part(document) for part in SECTIONS)
     return (

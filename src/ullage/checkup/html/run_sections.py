@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ullage.checkup.html import charts
-from ullage.checkup.html import words as say
-from ullage.checkup.html.markup import (
+from ullage.pages import words as say
+from ullage.pages.markup import (
     HALF,
     NARROW,
     Cell,
@@ -26,7 +26,7 @@ from ullage.checkup.html.markup import (
     value,
     words,
 )
-from ullage.checkup.html.words import escape, figure_text
+from ullage.pages.words import escape, figure_text
 
 Document = Mapping[str, Any]
 QUANTILES = (("p50", "p50"), ("p90", "p90"), ("p99", "p99"))

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.checkup.html import charts
-from ullage.checkup.html import words as say
-from ullage.checkup.html.markup import (
+from ullage.pages import words as say
+from ullage.pages.markup import (
     Cell,
     drawing,
     figures_table,
@@ -23,7 +23,7 @@ from ullage.checkup.html.markup import (
     value,
     words,
 )
-from ullage.checkup.html.words import escape
+from ullage.pages.words import escape
 
 Document = Mapping[str, Any]
 

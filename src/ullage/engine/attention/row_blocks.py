@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ullage.engine.batch import Span
 from ullage.engine.kernels.attention_batch import MOST_BLOCK_ROWS
-from ullage.engine.layout import FREED
+from ullage.engine.paging.layout import FREED
 
 # Pieces of work that each thread should find, so that the last to finish is soon done.
 _PIECES_PER_THREAD = 4

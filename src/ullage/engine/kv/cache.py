@@ -15,7 +15,7 @@ import torch
 from ullage.engine.kernels.compiling import available
 from ullage.engine.kv.codecs import STORAGE, decode, encode
 from ullage.engine.kv_formats import FLOAT32, KVFormat, KVShape
-from ullage.engine.layout import KVLayout
+from ullage.engine.paging.layout import KVLayout
 from ullage.errors import BadUsage
 
 _CACHE_LINE = 64

@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from ullage.anatomy.spec import ModelSpec, Rope
 from ullage.engine.attention import AttentionPath
 from ullage.engine.batch import Batch
-from ullage.engine.experts import MixtureOfExperts
-from ullage.engine.freed import give_back_freed
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import Linear, LinearFactory
 from ullage.engine.lora import Rows
+from ullage.engine.model.experts import MixtureOfExperts
+from ullage.engine.model.freed import give_back_freed
 from ullage.engine.model.layer import Dense, Layer
 from ullage.engine.model.loading import LayerReader
-from ullage.engine.rope import RotaryTables, Turn, rotary_tables
-from ullage.engine.rope_scaling import Reach, rope_angles
+from ullage.engine.model.support import attention_of, require_supported
+from ullage.engine.model.weights import Weights
+from ullage.engine.positions.rope import RotaryTables, Turn, rotary_tables
+from ullage.engine.positions.scaling import Reach, rope_angles
 from ullage.engine.sites import Site
-from ullage.engine.support import attention_of, require_supported
-from ullage.engine.weights import Weights
 
 
 class Decoder:

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from ullage.engine.experts import MixtureOfExperts
 from ullage.engine.linear import Linear
+from ullage.engine.model.experts import MixtureOfExperts
 from ullage.engine.model.norms import Norm
 from ullage.engine.rule import AttentionRule
 

@@ -1,7 +1,7 @@
 """From a checkpoint to the layers of a decoder: which slot fills which field, and row orders.
 
 Holds the reading of layers and norms. Slots are named in `anatomy/naming/paths.py`; what a family
-does beyond its spec is `engine/families.py`.
+does beyond its spec is `engine/model/families.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 
 from ullage.anatomy.spec import Dense as DenseSpec
 from ullage.anatomy.spec import Experts, LayerSpec, ModelSpec
-from ullage.engine.experts import MixtureOfExperts, read_mixture
-from ullage.engine.families import FORWARDS
 from ullage.engine.linear import Linear, LinearFactory
+from ullage.engine.model.experts import MixtureOfExperts, read_mixture
+from ullage.engine.model.families import FORWARDS
 from ullage.engine.model.layer import ACTIVATIONS, Dense, Layer, Wiring
 from ullage.engine.model.norms import Norm
+from ullage.engine.model.support import attention_of
+from ullage.engine.model.weights import Weights
 from ullage.engine.rule import AttentionRule
 from ullage.engine.sites import Site, block_rows, site_slots
-from ullage.engine.support import attention_of
-from ullage.engine.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

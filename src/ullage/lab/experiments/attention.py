@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ullage.checkup.html.words import byte_size
 from ullage.checkup.machine import available_bytes
 from ullage.lab.kernels import NAIVE, SDPA, Job, attention_call, engine_paths, path_words
 from ullage.lab.peak import peak_bytes
@@ -19,6 +18,7 @@ from ullage.lab.setting import Setting
 from ullage.lab.shape import AttentionShape, attention_shape
 from ullage.lab.timing import race
 from ullage.lab.units import times
+from ullage.pages.words import byte_size
 
 LENGTHS, QUICK_LENGTHS = (256, 512, 1024, 2048, 4096), (64, 256)
 DECODE_BATCH = 8

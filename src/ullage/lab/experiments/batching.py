@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ullage.checkup.html.words import seconds
-from ullage.checkup.load import RequestResult, run_closed
-from ullage.checkup.summary import Distribution
 from ullage.lab.lengths import recorded_lengths, scaled
 from ullage.lab.result import Axis, Bars, Column, Lines, Result, Series, Table
 from ullage.lab.server import Served, require_answered, served
 from ullage.lab.setting import Setting
 from ullage.lab.units import times
+from ullage.pages.words import seconds
+from ullage.traffic.load import RequestResult, run_closed
+from ullage.traffic.summary import Distribution
 
 CONCURRENT = 16
 SINGLE, STATIC, CONTINUOUS = "one at a time", "static groups", "continuous"

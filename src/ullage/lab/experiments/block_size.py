@@ -9,14 +9,14 @@ import asyncio
 import statistics
 from dataclasses import dataclass
 
-from ullage.checkup.html.words import percent
-from ullage.checkup.load import RequestResult, run_closed
 from ullage.lab.lengths import Lengths, recorded_lengths, scaled
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import Axis, Column, Lines, Result, Series, Table
 from ullage.lab.server import Served, Watch, require_answered, require_restarts, served
 from ullage.lab.setting import Setting
 from ullage.lab.units import times
+from ullage.pages.words import percent
+from ullage.traffic.load import RequestResult, run_closed
 
 FLAG = EXPERIMENTS["block-size"].varies
 SIZES, QUICK_SIZES = (1, 8, 16, 32, 64, 128), (8, 32)

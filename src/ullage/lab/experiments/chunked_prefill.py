@@ -10,14 +10,14 @@ import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ullage.checkup.html.words import count, seconds
-from ullage.checkup.load import RequestResult, run_load
 from ullage.errors import UllageError
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import Axis, Column, Lines, Result, Series, Table
 from ullage.lab.server import Served, require_answered, require_restarts, served
 from ullage.lab.setting import Setting
 from ullage.lab.units import times
+from ullage.pages.words import count, seconds
+from ullage.traffic.load import RequestResult, run_load
 
 FLAG = EXPERIMENTS["chunked-prefill"].varies
 CHUNKS, QUICK_CHUNKS = (64, 128, 256, 512, 2048), (32, 256)

@@ -14,9 +14,8 @@ import torch
 
 from ullage.anatomy import load
 from ullage.anatomy.spec import Dense, ModelSpec
-from ullage.checkup.html.words import byte_size, seconds
-from ullage.engine.encoder import Encoder
-from ullage.engine.encoder_weights import EncoderWeights
+from ullage.engine.encoder.encoder import Encoder
+from ullage.engine.encoder.weights import EncoderWeights
 from ullage.engine.engine import Engine
 from ullage.engine.linear import LINEARS
 from ullage.engine.options import EngineOptions
@@ -27,6 +26,7 @@ from ullage.lab.speeds import decode_step_s, prefill_tokens_per_s, random_ids
 from ullage.lab.synthetic import write_encoder
 from ullage.lab.timing import race
 from ullage.lab.units import times
+from ullage.pages.words import byte_size, seconds
 
 LENGTHS, QUICK_LENGTHS = (64, 128, 256, 512), (16, 48)
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import torch
 
-from ullage.checkup.html.words import byte_size
 from ullage.engine.kv import KVCache, KVShape
-from ullage.engine.layout import kv_layout
+from ullage.engine.paging.layout import kv_layout
 from ullage.lab.kernels import BLOCK_SIZE, Job, attention_call, engine_paths
 from ullage.lab.result import Axis, Column, Lines, Result, Series, Table
 from ullage.lab.setting import Setting
 from ullage.lab.shape import AttentionShape, attention_shape
 from ullage.lab.timing import race
 from ullage.lab.units import times
+from ullage.pages.words import byte_size
 
 BATCH, CONTEXT = 8, 2048
 QUICK_BATCH, QUICK_CONTEXT = 2, 256

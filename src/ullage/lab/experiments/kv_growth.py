@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from ullage.checkup.embedded import private_bytes
-from ullage.checkup.html.words import byte_size, percent
 from ullage.costs.kv import kv_bytes
-from ullage.engine.blocks import BlockPool
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
+from ullage.engine.paging.blocks import BlockPool
 from ullage.engine.request import Request, SamplingParams
 from ullage.lab.lengths import Lengths, recorded_lengths, scaled
 from ullage.lab.raster import stretches
 from ullage.lab.result import CACHED, Axis, Column, Lines, Raster, Result, Series, Table
 from ullage.lab.setting import Setting
+from ullage.pages.words import byte_size, percent
+from ullage.traffic.embedded import private_bytes
 
 BATCHES, QUICK_BATCHES = (1, 4, 8), (1, 2)
 LENGTH, QUICK_LENGTH = 500, 60

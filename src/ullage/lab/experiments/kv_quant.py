@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ullage.checkup.html.words import byte_size, percent
 from ullage.engine.engine import Engine
 from ullage.engine.kv import KV_FORMATS
 from ullage.engine.options import EngineOptions
@@ -24,6 +23,7 @@ from ullage.lab.scoring import Score, score
 from ullage.lab.setting import Setting
 from ullage.lab.speeds import decode_step_s, way_of, ways
 from ullage.lab.units import shown, times
+from ullage.pages.words import byte_size, percent
 
 REFERENCE, HALF, EIGHT_BITS = "float32", "bfloat16", "int8_per_token_head"
 CHUNK = 64

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ullage.checkup.html.words import percent, seconds
-from ullage.checkup.load import PlannedRequest, RequestResult, run_load
 from ullage.lab.result import Axis, Column, Lines, Result, Series, Table
 from ullage.lab.server import Served, metric, require_answered, served
 from ullage.lab.setting import Setting
+from ullage.pages.words import percent, seconds
+from ullage.traffic.load import PlannedRequest, RequestResult, run_load
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.95)
 HITS = "vllm:prefix_cache_hits_total"

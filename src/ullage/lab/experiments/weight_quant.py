@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ullage.checkup.html.words import percent
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.lab.passages import Windows, windows
@@ -21,6 +20,7 @@ from ullage.lab.scoring import Score, score
 from ullage.lab.setting import Setting
 from ullage.lab.speeds import decode_step_s, prefill_tokens_per_s, way_of, ways
 from ullage.lab.units import shown, times
+from ullage.pages.words import percent
 
 # Name → the engine's options. The first is what the others are held against.
 VARIANTS: dict[str, dict[str, str]] = {

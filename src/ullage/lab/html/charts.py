@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ullage.checkup.html import svg, words
-from ullage.checkup.html.svg import Frame, Scale
 from ullage.lab.result import CACHED, MEASURED, Axis, Bars, Lines, Plot, Raster, Series
 from ullage.lab.units import shown
+from ullage.pages import svg, words
+from ullage.pages.svg import Frame, Scale
 
 LEFT, TOP, BOTTOM = 62.0, 26.0, 40.0
 ROOMY = 500.0

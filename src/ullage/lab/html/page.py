@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from ullage.checkup.html.markup import Cell, drawing, section, table
-from ullage.checkup.html.words import escape
 from ullage.lab.document import Document, disturbance
 from ullage.lab.html.charts import draw
 from ullage.lab.registry import EXPERIMENTS
 from ullage.lab.result import NotRun, Plot, Result, Table, Value
 from ullage.lab.units import shown
+from ullage.pages.markup import Cell, drawing, section, table
+from ullage.pages.words import escape
 
 
 def render(document: Document) -> str:
     """The page of all results of one call."""
     style = "".join(
         (files(room) / "style.css").read_text(encoding="utf-8")
-        for room in ("ullage.checkup.html", "ullage.lab.html")
+        for room in ("ullage.pages", "ullage.lab.html")
     )
     body = "".join(
         _section(outcome) for outcome in document.outcomes if isinstance(outcome, Result)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ullage.engine.rope_scaling import Angles
+from ullage.engine.positions.scaling import Angles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ullage.checkup.html.words import escape, figure_text
+from ullage.pages.words import escape, figure_text
 
 # A drawing's text keeps its size on every screen, so each is drawn twice and CSS shows one.
 WIDE, NARROW = 762.0, 348.0

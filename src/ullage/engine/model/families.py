@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ullage.engine.slopes import bloom_slopes, mpt_slopes
+from ullage.engine.positions.slopes import bloom_slopes, mpt_slopes
 
 QkNorm = Literal["head", "layer"] | None
 

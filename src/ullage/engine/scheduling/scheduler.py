@@ -10,10 +10,10 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ullage.engine.admission import Line
-from ullage.engine.prefix import Hit
+from ullage.engine.paging.prefix import Hit
+from ullage.engine.paging.tables import Copy, Tables, held_blocks
 from ullage.engine.request import Request, State
-from ullage.engine.tables import Copy, Tables, held_blocks
+from ullage.engine.scheduling.admission import Line
 
 # Why a request waits. vLLM calls the first four "capacity" and the others "deferred".
 WAIT_CAUSES = ("kv_blocks", "max_num_seqs", "token_budget", "static_batch", "long_prefill", "fork")

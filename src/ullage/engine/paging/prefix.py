@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from ullage.engine.blocks import BlockPool
-from ullage.engine.layout import FREED, KVGroup
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.layout import FREED, KVGroup
 from ullage.engine.request import Request
 
 # 128 bits: two contents with one name are not met by chance, and cannot be made on purpose while

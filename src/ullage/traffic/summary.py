@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ullage.checkup.load import RequestResult
+from ullage.traffic.load import RequestResult
 
 
 @dataclass(frozen=True, slots=True)

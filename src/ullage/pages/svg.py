@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ullage.checkup.html.words import escape
+from ullage.pages.words import escape
 
 Point = tuple[float, float]
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, Experts, LayerSpec, ModelSpec, Tower, Unknown
-from ullage.engine.families import FORWARDS, Forward
-from ullage.engine.rope_scaling import unsupported_rope
+from ullage.engine.model.families import FORWARDS, Forward
+from ullage.engine.positions.scaling import unsupported_rope
 from ullage.errors import UnsupportedModel
 
 # Field of the spec → what the engine can do with. Anything else is refused.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ullage.engine.blocks import BlockPool
-from ullage.engine.layout import FREED, KVGroup
-from ullage.engine.prefix import Hit, extend_names, first_block_seen, longest_hit
+from ullage.engine.paging.blocks import BlockPool
+from ullage.engine.paging.layout import FREED, KVGroup
+from ullage.engine.paging.prefix import Hit, extend_names, first_block_seen, longest_hit
 from ullage.engine.request import Request
 
 Copy = tuple[int, int]

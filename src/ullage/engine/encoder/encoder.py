@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from ullage.anatomy.spec import Attention, ModelSpec, Rope
-from ullage.engine.encoder_bias import bucketed_bias, window_bias
-from ullage.engine.encoder_layer import EncoderLayer, encoder_norm, read_layer
-from ullage.engine.encoder_support import require_encoder
-from ullage.engine.encoder_weights import EncoderWeights
+from ullage.engine.encoder.bias import bucketed_bias, window_bias
+from ullage.engine.encoder.layer import EncoderLayer, encoder_norm, read_layer
+from ullage.engine.encoder.support import require_encoder
+from ullage.engine.encoder.weights import EncoderWeights
 from ullage.engine.linear import LinearFactory
-from ullage.engine.rope import Turn, rotary_tables
-from ullage.engine.rope_scaling import Reach, rope_angles
+from ullage.engine.positions.rope import Turn, rotary_tables
+from ullage.engine.positions.scaling import Reach, rope_angles
 
 # Texts of one length that lie side by side: the length, and how many.
 Run = tuple[int, int]

@@ -69,7 +69,7 @@ class Workload:
 
 def recorded_rows() -> tuple[TraceRow, ...]:
     """The slice that ships with the package, as recorded."""
-    text = (files("ullage.checkup") / "data" / TRACE_FILE).read_text(encoding="utf-8")
+    text = (files("ullage.traffic") / "data" / TRACE_FILE).read_text(encoding="utf-8")
     table = list(csv.DictReader(text.splitlines()))
     times = [_timestamp(row["TIMESTAMP"]) for row in table]
     return tuple(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec
-from ullage.engine.rope_scaling import unsupported_rope
+from ullage.engine.positions.scaling import unsupported_rope
 from ullage.errors import UnsupportedModel
 
 # Families whose forward pass was held against transformers 5.24 by tests/engine/test_encoder.py.

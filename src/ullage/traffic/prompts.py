@@ -38,7 +38,7 @@ class PromptSource:
 
 def passage() -> str:
     """The text that prompts are cut from; written for this purpose."""
-    return (files("ullage.checkup") / "data" / "passage.txt").read_text(encoding="utf-8")
+    return (files("ullage.traffic") / "data" / "passage.txt").read_text(encoding="utf-8")
 
 
 def random_ids(vocab_size: int, *, seed: int, count: int = 512) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as FastTokenizer
 
 from ullage.anatomy.gguf.header import GgufArray, GgufHeader, read_gguf, read_gguf_array
-from ullage.engine.tokenizer import Tokenizer
+from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 
 if TYPE_CHECKING:

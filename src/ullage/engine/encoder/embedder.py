@@ -15,14 +15,14 @@ import torch.nn.functional as F
 
 from ullage.anatomy import Model, load
 from ullage.anatomy.spec import ModelSpec
-from ullage.engine.encoder import Encoder, max_tokens
-from ullage.engine.encoder_support import require_encoder
-from ullage.engine.encoder_weights import EncoderWeights
+from ullage.engine.encoder.encoder import Encoder, max_tokens
+from ullage.engine.encoder.pooling import Pooling, read_pooling
+from ullage.engine.encoder.support import require_encoder
+from ullage.engine.encoder.weights import EncoderWeights
 from ullage.engine.linear import LINEARS
 from ullage.engine.options import EngineOptions
-from ullage.engine.pooling import Pooling, read_pooling
-from ullage.engine.tokenizer import Tokenizer
-from ullage.engine.tokenizer_loading import load_tokenizer
+from ullage.engine.text.loading import load_tokenizer
+from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import BadInput, BadUsage, UnsupportedModel
 
 # The options that an encoder obeys. The others speak of caches, adapters and decoding.

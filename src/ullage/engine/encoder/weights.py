@@ -11,7 +11,7 @@ import torch
 from ullage.anatomy import Model
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.tensors.slots import Slots
-from ullage.engine.weights import read_tensor
+from ullage.engine.model.weights import read_tensor
 from ullage.errors import MalformedCheckpoint, UnsupportedModel
 
 # What BERT's first files call a norm's weight and bias.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ullage.anatomy.spec import Attention, Dense, ModelSpec, Rope
-from ullage.engine.encoder_weights import EncoderWeights
+from ullage.engine.encoder.weights import EncoderWeights
 from ullage.engine.linear import Linear, LinearFactory
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
