@@ -11,7 +11,7 @@ checkup: setup
 	$(BIN)/ullage checkup "$$($(BIN)/python tools/smollm2_path.py)" --save checkup
 
 test: setup
-	$(BIN)/pytest -m "not slow and not vllm"
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow and not vllm"
 
 test-slow: setup
 	$(BIN)/pytest -m "slow and not vllm"
