@@ -14,6 +14,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from ullage.anatomy.files.json_scan import ONCE
+
 MAX_BYTES = 64 << 20
 """Larger files are not scanned: the largest vocabularies of published models take about 35 MB."""
 
@@ -23,14 +25,15 @@ FIRST_ADDED_BYTES = 64 << 10  # nearly always enough, and decoding more costs mi
 # In JSON a quote inside a string follows a backslash, so that these cannot begin inside a string.
 _VOCAB = re.compile(rb'(?<!\\)"vocab"\s*+:\s*+([\[{])')
 _ADDED = re.compile(rb'(?<!\\)"added_tokens"\s*+:\s*+\[')
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_ONCE = ONCE.encode()
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*' + _ONCE + b'"'
 # One match for all of them, which notes the last id: faster than one at a time.
 _ENTRIES = re.compile(
-    rb"\s*+(?:" + _STRING + rb"\s*+:\s*+(\d{1,12}+)\s*+(?:,\s*+|(?=\})))*+", re.DOTALL
+    rb"\s*+(?:" + _STRING + rb"\s*+:\s*+(\d{1,12}+)\s*+(?:,\s*+|(?=\})))*" + _ONCE, re.DOTALL
 )
 _ENTRY = _STRING + rb"\s*+:\s*+(\d{1,12}+)"
 _PIECE = rb"\[\s*+" + _STRING + rb"\s*+,\s*+-?[0-9][0-9.eE+-]*+\s*+\]"
-_PIECES = rb"(?:\s*+,?\s*+" + _PIECE + rb")*+"
+_PIECES = rb"(?:\s*+,?\s*+" + _PIECE + rb")*" + _ONCE
 _END = re.compile(rb"\s*+[\]}]")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ullage.anatomy.checkpoint import TensorEntry, open_regular
 from ullage.anatomy.files.json_scan import (
+    ONCE,
     excerpt,
     read_flat_object,
     read_members,
@@ -32,7 +33,7 @@ _RANGE = attrgetter("start", "end")
 # fast as decoding the objects one by one): whatever does not match, or is wrong, goes through the
 # JSON reader and its checks. No part of a member can match in two ways, so none is tried twice.
 _NUMBER = "(?:0|[1-9][0-9]{0,17}+)"
-_SIZES = rf"(?:{_NUMBER}(?:, ?{_NUMBER}){{0,15}}+)?+"
+_SIZES = rf"(?:{_NUMBER}(?:, ?{_NUMBER}){{0,15}}{ONCE})?{ONCE}"
 
 
 def _member(name: str, dtype: str, sizes: str, number: str) -> str:
@@ -44,7 +45,7 @@ def _member(name: str, dtype: str, sizes: str, number: str) -> str:
 
 _PARTS = (r"[ !#-\[\]-~]{1,1000}+", "[A-Z0-9_]{1,16}+", _SIZES, _NUMBER)
 _USUAL_MEMBER = re.compile(_member(*(f"({part})" for part in _PARTS)))
-_USUAL_RUN = re.compile(f"(?:{_member(*_PARTS)}){{0,1000}}+")
+_USUAL_RUN = re.compile(f"(?:{_member(*_PARTS)}){{0,1000}}{ONCE}")
 
 # Bits per element of every dtype of the format (safetensors 0.8).
 DTYPE_BITS = {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ullage.anatomy.checkpoint import MAX_TENSORS, open_regular
 from ullage.anatomy.files.json_scan import (
+    ONCE,
     excerpt,
     read_members,
     read_string,
@@ -29,7 +30,7 @@ _TEXT = r"[ !#-\[\]-~]{1,1000}+"
 _GAP = r"[ \t\n\r]*+"
 _PLACE = f'"{{0}}"{_GAP}:{_GAP}"{{0}}"{_GAP},{_GAP}'
 _USUAL_PLACE = re.compile(_PLACE.format(f"({_TEXT})"))
-_USUAL_PLACES = re.compile(f"(?:{_PLACE.format(_TEXT)}){{0,1000}}+")
+_USUAL_PLACES = re.compile(f"(?:{_PLACE.format(_TEXT)}){{0,1000}}{ONCE}")
 
 
 def read_weight_map(index_file: Path) -> tuple[dict[str, str], int | None]:
