@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Callable
@@ -214,3 +215,43 @@ def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
     monkeypatch.setattr("ullage.engine.kernels.compiling._writable", lambda folder: None)
     twice = compiled(lambda x: x + x)
     assert twice(2) == 4
+
+
+def test_two_processes_never_write_machine_code_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """numba numbers files by its index; two that number at once give one the other's code."""
+    from numba.core.caching import IndexDataCacheFile
+
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    saved: list[str] = []
+    save = IndexDataCacheFile.save
+
+    def is_free() -> bool:
+        """Whether another process could compile now."""
+        with (cache_dir() / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def watched(self: Any, *entry: Any) -> None:
+        assert not is_free()
+        save(self, *entry)
+        saved.append(self._index_path)
+
+    monkeypatch.setattr(IndexDataCacheFile, "save", watched)
+
+    def inner(x: Any) -> Any:
+        return x + x
+
+    inner = compiled(inner)
+
+    def outer(x: Any) -> Any:
+        return inner(x) + x
+
+    outer = compiled(outer)
+    assert (outer(1), outer(0.5)) == (3, 1.5)
+    assert len(saved) == 4
+    assert is_free()

@@ -5,10 +5,13 @@ Holds the decorator and the folder. numba is asked for at import of the modules 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,9 +64,49 @@ def compiled(function: Function, *, fast: bool = False) -> Function:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        dispatcher = numba.njit(cache=True, **options)(function)
     finally:
         numba.config.CACHE_DIR = before
+    compile_one = dispatcher.compile
+
+    def compile_alone(signature: Any) -> Any:
+        with _alone_in(folder):
+            return compile_one(signature)
+
+    dispatcher.compile = compile_alone
+    return dispatcher  # type: ignore[no-any-return]
+
+
+_this_process = threading.RLock()
+_depth = 0
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Let one thread of one process at a time compile into `folder`, and what that calls for.
+
+    numba numbers the files of a function's types by what it finds in its index (0.68, core/caching,
+    IndexDataCacheFile.save). Two processes that write at once may give one number to two types,
+    and whoever reads it later runs the code of the other storage. The second also need not compile
+    what the first just did. Where files cannot be locked all goes on without.
+    """
+    global _depth
+    with _this_process:
+        held = -1
+        if _depth == 0:
+            with suppress(OSError):
+                held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(held, fcntl.LOCK_EX)
+        _depth += 1
+        try:
+            yield
+        finally:
+            _depth -= 1
+            if held >= 0:
+                with suppress(OSError):
+                    # Said, not left to the closing: a fork made meanwhile has it open still.
+                    fcntl.flock(held, fcntl.LOCK_UN)
+                os.close(held)
 
 
 def aligned(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
