@@ -6,15 +6,14 @@ the numbers come from `weights`, what a row may see `attention`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
 from ullage.anatomy.spec import ModelSpec, Rope
-from ullage.engine.attention import AttentionPath
-from ullage.engine.batch import Batch
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import Linear, LinearFactory
-from ullage.engine.lora import Rows
 from ullage.engine.model.experts import MixtureOfExperts
 from ullage.engine.model.freed import give_back_freed
 from ullage.engine.model.layer import Dense, Layer
@@ -24,6 +23,11 @@ from ullage.engine.model.weights import Weights
 from ullage.engine.positions.rope import RotaryTables, Turn, rotary_tables
 from ullage.engine.positions.scaling import Reach, rope_angles
 from ullage.engine.sites import Site
+
+if TYPE_CHECKING:  # these import this package in turn
+    from ullage.engine.attention import AttentionPath
+    from ullage.engine.batch import Batch
+    from ullage.engine.lora import Rows
 
 
 class Decoder:
