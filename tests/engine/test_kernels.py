@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -255,3 +257,34 @@ def test_two_processes_never_write_machine_code_at_once(
     assert (outer(1), outer(0.5)) == (3, 1.5)
     assert len(saved) == 4
     assert is_free()
+
+
+def test_a_forked_process_works_on_without_the_threads_that_it_lost() -> None:
+    """Whatever those were at when it was forked off: counted in, or at work for another caller."""
+
+    def work(counters: Any, epoch: int, done: list[int]) -> None:
+        if not enter(counters, epoch):
+            return
+        for phase in range(2):
+            while take(counters, phase) < 3:
+                done.append(phase)
+                finish(counters, phase)
+            wait(counters, phase, 3)
+        leave(counters)
+
+    team = Team(3)
+    team.run(work, 2, [])
+    enter(team._counters, team._epoch)
+    team._busy.acquire()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it would hang
+        done: list[int] = []
+        for _ in range(5):
+            team.run(work, 2, done)
+        kept = sum(jobs.qsize() for jobs in team._jobs)
+        is_free = team._busy.acquire(blocking=False)
+        os._exit(0 if done == [0, 0, 0, 1, 1, 1] * 5 and kept == 0 and is_free else 1)
+    leave(team._counters)
+    team._busy.release()
+    assert os.waitpid(child, 0)[1] == 0

@@ -6,7 +6,9 @@ system wakes late, or not at all, holds nobody up. Holds the counters and the th
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -92,6 +94,8 @@ class Team:
             threading.Thread(
                 target=self._serve, args=(self._jobs[-1],), name=f"kernels-{index}", daemon=True
             ).start()
+        own = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _go_on_alone(own()))
 
     def run(self, function: Callable[..., None], num_phases: int, *args: Any) -> None:
         """function(counters, epoch, *args) in every thread that comes in time; this one always.
@@ -124,6 +128,16 @@ class Team:
                 function(self._counters, epoch, *args)
             # Nothing of a finished call is kept alive until the next.
             del function, args
+
+
+def _go_on_alone(team: Team | None) -> None:
+    """In a process that was forked off only the thread that called is left.
+
+    Work put in line for the others would stay there for good, and what one of them was counted in
+    for, or held, at that moment would be waited for forever.
+    """
+    if team is not None:
+        team._jobs, team._busy, team._counters = [], threading.Lock(), _counters(team._max_phases)
 
 
 def _counters(num_phases: int) -> Counters:
