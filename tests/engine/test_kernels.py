@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ if not available():
     pytest.skip("numba is not installed", allow_module_level=True)
 
 from ullage.engine.kernels import elementwise, matmul
-from ullage.engine.kernels.compiling import cache_dir, compiled
+from ullage.engine.kernels.compiling import cache_dirs, compiled, note
 from ullage.engine.kernels.storing import store
 from ullage.engine.kernels.team import Team, enter, finish, leave, take, wait
 
@@ -205,16 +206,53 @@ def test_machine_code_is_kept_by_the_state_of_all_sources(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert cache_dir().parent == tmp_path
+    state = next(cache_dirs()).name
+    assert next(cache_dirs()) == tmp_path / state
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_dir().parent == tmp_path / "ullage" / "kernels"
+    first, second = cache_dirs()
+    assert first == tmp_path / "ullage" / "kernels" / state
+    assert second.name.endswith(state)
+    # A user without a home, as containers have them.
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", _homeless)
+    assert list(cache_dirs()) == [second]
+
+
+def _homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_first_start_says_that_it_compiles_and_where_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    first = note()
+    assert first is not None
+    assert str(tmp_path) in first
+    assert compiled(lambda x: x + x)(2) == 4
+    assert note() is None
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "no folder"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/proc/none")
+    (tmp_path / "no folder").write_text("")
+    assert "at every start" in (note() or "")
+
+
+def test_machine_code_is_never_taken_from_a_folder_that_others_may_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    own, shared = cache_dirs()
+    own.mkdir()
+    own.chmod(0o777)
+    assert str(shared) in (note() or "")
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ullage.engine.kernels.compiling._writable", lambda folder: None)
+    monkeypatch.setattr("ullage.engine.kernels.compiling._writable", lambda: None)
     twice = compiled(lambda x: x + x)
     assert twice(2) == 4
 
@@ -231,7 +269,7 @@ def test_two_processes_never_write_machine_code_at_once(
 
     def is_free() -> bool:
         """Whether another process could compile now."""
-        with (cache_dir() / "lock").open("w") as lock:
+        with (next(cache_dirs()) / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +34,9 @@ def available() -> bool:
     return find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"
 
 
-def cache_dir() -> Path:
-    """Where machine code is kept: a folder of the user's, one per state of the sources.
+@cache
+def _sources() -> str:
+    """A name for the present state of the kernels' sources.
 
     numba looks only at the file of the outermost function to know whether what it kept is stale;
     these functions are made of each other's, so the folder's name stands for all of them.
@@ -41,10 +44,34 @@ def cache_dir() -> Path:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    home = os.environ.get("NUMBA_CACHE_DIR") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ullage", "kernels"
-    )
-    return Path(home, digest.hexdigest()[:16])
+    return digest.hexdigest()[:16]
+
+
+def cache_dirs() -> Iterator[Path]:
+    """Where machine code may be kept, best first; one folder per state of the sources."""
+    if said := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(said, _sources())
+    else:
+        # A process without HOME and without a line in passwd has no home (Path raises).
+        with suppress(RuntimeError):
+            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            yield Path(home, "ullage", "kernels", _sources())
+    # One folder, not one within another: of what lies in /tmp only the owner can rename the first.
+    yield Path(tempfile.gettempdir(), f"ullage-kernels-{os.getuid()}-{_sources()}")
+
+
+def note() -> str | None:
+    """What to say before the first step, which compiles: None where it was kept from before."""
+    folder = _writable()
+    if folder is None:
+        return (
+            "compiling for this processor (about 20 s), at every start: none of "
+            + ", ".join(map(str, cache_dirs()))
+            + " can be written; set NUMBA_CACHE_DIR to a folder of your own"
+        )
+    if any(folder.rglob("*.nbi")):
+        return None
+    return f"compiling for this processor (about 20 s), kept in {folder}"
 
 
 def compiled(function: Function, *, fast: bool = False) -> Function:
@@ -58,7 +85,7 @@ def compiled(function: Function, *, fast: bool = False) -> Function:
     # core/options.py, inherit_if_set), and rounding tricks do not survive FAST.
     fastmath = set(FAST) if fast else False
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
-    folder = _writable(cache_dir())
+    folder = _writable()
     if folder is None:
         return numba.njit(**options)(function)  # type: ignore[no-any-return]
     before = numba.config.CACHE_DIR
@@ -117,13 +144,15 @@ def aligned(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return room[first : first + size * dtype.itemsize].view(dtype)
 
 
-def _writable(folder: Path) -> Path | None:
-    for candidate in (folder, Path(tempfile.gettempdir(), f"ullage-kernels-{os.getuid()}")):
+def _writable() -> Path | None:
+    for candidate in cache_dirs():
         try:
             candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
+            place = candidate.stat()
         except OSError:
             continue
         # Machine code is executed: never from a folder that somebody else may write to.
-        if candidate.stat().st_uid == os.getuid() and os.access(candidate, os.W_OK):
+        ours = place.st_uid == os.getuid() and not place.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if ours and os.access(candidate, os.W_OK):
             return candidate
     return None
