@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
 
 from tests.engine.families import write_byte_tokenizer
 from ullage.engine.text.tokenizer import TemplateError, TextStream, Tokenizer
@@ -15,8 +17,6 @@ from ullage.engine.text.tokenizer import TemplateError, TextStream, Tokenizer
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    from tokenizers import Tokenizer as FastTokenizer
-
     directory = tmp_path_factory.mktemp("bytes")
     write_byte_tokenizer(directory)
     return Tokenizer(FastTokenizer.from_file(str(directory / "tokenizer.json")), frozenset({2}))
@@ -146,3 +146,57 @@ def test_encoding_a_long_text_leaves_others_their_turn(tokenizer: Tokenizer) -> 
     other.join()
     assert len(ids) >= 50_000
     assert during >= 5
+
+
+def _wordpiece() -> FastTokenizer:
+    """One token a letter; words of more than 100 letters become one [UNK], spaces nothing."""
+    letters = "abcdefgh"
+    vocab = {"[UNK]": 0, **{c: 1 + at for at, c in enumerate(letters)}}
+    vocab |= {f"##{c}": 20 + at for at, c in enumerate(letters)}
+    fast = FastTokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    fast.normalizer = normalizers.BertNormalizer()
+    fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return fast
+
+
+def _bytes() -> FastTokenizer:
+    """One token a byte, and a special one that takes all spaces before it (as RoBERTa's mask)."""
+    vocab = {c: at for at, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    fast = FastTokenizer(models.BPE(vocab, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True)])
+    return fast
+
+
+_KINDS = {"wordpiece": _wordpiece, "bytes": _bytes}
+# What tokenizers shrink: runs of spaces, words too long for any token, accents, special tokens.
+_PARTS = st.sampled_from(["a", "abc ", " ", "\n", "é", "e\u0301", "<mask>", "中", "a" * 150, "."])
+_RUNS = st.lists(st.tuples(_PARTS, st.sampled_from([1, 2, 30, 9000])), max_size=4)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@settings(max_examples=25, deadline=None)
+@given(runs=_RUNS, limit=st.sampled_from([1, 8, 40]), keep_end=st.booleans())
+def test_a_part_never_says_of_a_text_that_fits_that_it_is_too_long(
+    kind: str, runs: list[tuple[str, int]], limit: int, keep_end: bool
+) -> None:
+    tokenizer = Tokenizer(_KINDS[kind](), frozenset())
+    text = "".join(part * times for part, times in runs)
+    ids = tokenizer.encode(text)
+    part = tokenizer.far_more(text, limit, keep_end=keep_end)
+    if part is not None:
+        assert len(ids) > limit
+        # And cut to the limit the part gives what the whole would.
+        if keep_end:
+            assert part.ids[-limit:] == ids[-limit:]
+        else:
+            assert part.ids[:limit] == ids[:limit]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("keep_end", [False, True])
+def test_megabytes_are_known_to_be_too_long_from_a_small_part(kind: str, keep_end: bool) -> None:
+    tokenizer = Tokenizer(_KINDS[kind](), frozenset())
+    part = tokenizer.far_more("abc " * (1 << 20), 100, keep_end=keep_end)
+    assert part is not None
+    assert len(part) < 10_000

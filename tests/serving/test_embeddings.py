@@ -122,6 +122,15 @@ def test_a_text_is_cut_only_where_that_is_asked_for(
     assert cut.data[0].embedding == pytest.approx(_expected(embedder, ["w198 w199"])[0], abs=1e-5)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_cut_of_a_long_text_is_that_of_the_whole(embedder: Embedder, side: str) -> None:
+    long = " ".join(f"w{number % 200}" for number in range(40_000))
+    whole = embedder.tokenizer.encode(long, add_special=False)
+    wanted = whole[-7:] if side == "left" else whole[:7]
+    cut = embedder.tokens(long, limit=7, keep_end=side == "left", add_special=False)
+    assert list(cut) == wanted
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
     ({"input": None}, "input"),
@@ -148,6 +157,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "use_activation": False}, "use_activation"),
     ({"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
     ({"input": "a", "colour": "red"}, "colour"),
+    ({"input": "a", "priority": 3}, "priority: 3 is not supported; expected 0"),
+    ({"input": "w1 " * 100_000}, "input: more than 130 tokens; expected at most 130"),
 ]
 
 

@@ -15,6 +15,8 @@ from ullage.serving import app, http
 from ullage.serving.app import ServerHandle
 
 LONG = {"prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+HUGE = "abcd efg" * 1_000_000
+USER = {"role": "user", "content": HUGE}
 
 
 @pytest.fixture
@@ -43,6 +45,32 @@ def test_a_body_of_100_megabytes_is_refused_and_not_read(
     after = metrics(client)["process_resident_memory_bytes"]
     # The test itself, in this process, holds the 100 MB once or twice; the server adds none.
     assert after - before < 260 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/completions", {"prompt": HUGE}, "prompt: more than 512 tokens in 8000000 characters"),
+        ("/v1/completions", {"prompt": ["a", HUGE]}, "prompt: more than 512 tokens in 8000000"),
+        ("/v1/chat/completions", {"messages": [USER]}, "prompt: more than 512 tokens in 80000"),
+        ("/tokenize", {"prompt": HUGE}, "prompt: 8000000 characters; expected at most 262144"),
+        ("/tokenize", {"messages": [USER]}, "messages: 80000"),
+    ],
+)
+def test_a_text_that_is_far_too_long_is_refused_before_it_is_tokenized(
+    client: httpx.Client, path: str, body: dict[str, object], said: str
+) -> None:
+    """Of 8 MB tokenized whole the sentence would say how many tokens they are, much later."""
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
+
+
+def test_more_prompts_than_may_ever_wait_are_refused_by_their_field(client: httpx.Client) -> None:
+    answer = client.post("/v1/completions", json={"prompt": ["a"] * 300})
+    assert answer.status_code == 400
+    said = answer.json()["error"]["message"]
+    assert said.startswith("prompt: 300 choices in one request (300 prompts, n 1); expected at ")
 
 
 def test_a_body_of_unknown_length_is_refused_once_it_is_too_long(client: httpx.Client) -> None:

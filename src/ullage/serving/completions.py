@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ullage.engine.engine import Output
+from ullage.engine.engine import Output, RequestRefused
 from ullage.engine.sampler import TokenLogprobs
 from ullage.engine.text.tokenizer import Tokenizer
 from ullage.errors import UllageError
@@ -50,6 +50,8 @@ class Completions:
             deadline_s = time.monotonic() + ask.deadline_seconds
         lora = self.models.adapter(ask.model)
         self._require_known(ask)
+        # Before the prompts are tokenized: they may be a thousand.
+        self.loop.require_possible(max(1, len(ask.prompts)), ask.params.n)
         prompts = await run_in_threadpool(self._prompts, ask)
         params = replace(ask.params, max_tokens=max(1, self._max_tokens(ask, prompts)))
         ticket = self.loop.submit(
@@ -145,13 +147,22 @@ class Completions:
         if ask.kind == "chat":
             # The template writes the special tokens itself.
             text = self.tokenizer.apply_chat_template(ask.messages)
-            return (tuple(self.tokenizer.encode(text, False)),)
+            return (self._ids(text, False),)
         return tuple(
-            prompt
-            if isinstance(prompt, tuple)
-            else tuple(self.tokenizer.encode(prompt, ask.add_special))
+            prompt if isinstance(prompt, tuple) else self._ids(prompt, ask.add_special)
             for prompt in ask.prompts
         )
+
+    def _ids(self, text: str, add_special: bool) -> tuple[int, ...]:
+        """Token ids. Raises RequestRefused for a text that is too long by far, at little cost."""
+        limit = self.loop.engine.max_model_len
+        if self.tokenizer.far_more(text, limit) is not None:
+            raise RequestRefused(
+                f"more than {limit} tokens in {len(text)} characters",
+                field="prompt",
+                expected=f"at most {limit} together with max_tokens (max_model_len)",
+            )
+        return tuple(self.tokenizer.encode(text, add_special))
 
     def _max_tokens(self, ask: Ask, prompts: Iterable[tuple[int, ...]]) -> int:
         if ask.max_tokens is not None:

@@ -96,8 +96,9 @@ FIELDS: tuple[Field, ...] = (
     Field("truncation_side", Word(("left", "right")), "which end is cut off", "right"),
     *(
         Field(name, Anything(), "changes nothing here")
-        for name in ("user", "request_id", "metadata", "priority", "cache_salt")
+        for name in ("user", "request_id", "metadata", "cache_salt")
     ),
+    Field("priority", Only((0,)), "texts are taken in turns"),
     Field("embed_dtype", Only(("float32",)), "always so"),
     Field("endianness", Only(("native", "little")), "always so"),
     Field("padding", Only(("do_not_pad",)), "not needed"),
@@ -209,9 +210,10 @@ class _Tokens(Tokens):
     def encode(self, ask: TokenizeAsk) -> list[int]:
         if ask.text is None:
             return super().encode(ask)
+        self._require_short(ask.text, "prompt")
         embedder = self.models.engine
         assert isinstance(embedder, Embedder)
-        return list(embedder.tokens(ask.text, add_special=ask.add_special))
+        return self.tokenizer.encode(embedder.cased(ask.text), ask.add_special)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,14 +120,20 @@ class EngineLoop:
         self._send(lambda: self._admit(ticket))
         return ticket
 
-    def _require_room(self, ticket: Ticket) -> None:
-        """Raise QueueFull, or BadInput for a ticket that would never be let in."""
-        if ticket.num_choices > self._max_in_flight:
+    def require_possible(self, num_prompts: int, n: int) -> None:
+        """Raise BadInput for more answers in one request than may run and wait here together."""
+        if num_prompts * n > self._max_in_flight:
+            several = num_prompts > 1
             raise BadInput(
-                f"{ticket.num_choices} choices in one request",
-                field="n",
+                f"{num_prompts * n} choices in one request"
+                + (f" ({num_prompts} prompts, n {n})" if several else ""),
+                field="prompt" if several else "n",
                 expected=f"at most {self._max_in_flight}, as many as may run and wait here",
             )
+
+    def _require_room(self, ticket: Ticket) -> None:
+        """Raise QueueFull, or BadInput for a ticket that would never be let in."""
+        self.require_possible(len(ticket.prompts), ticket.params.n)
         if self.num_in_flight + ticket.num_choices > self._max_in_flight:
             full, reason = f"{self.num_in_flight} requests are in flight", "max_num_queued_reqs"
         elif self.num_queued_tokens >= self._max_queued_tokens:

@@ -29,6 +29,10 @@ from ullage.serving.protocol import (
     parse_tokenize,
 )
 
+# Of one /tokenize: megabytes take many seconds and gigabytes.
+MIN_TOKENIZE_CHARS = 1 << 18
+TOKENIZE_CHARS_PER_TOKEN = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -151,9 +155,18 @@ class Tokens:
         text = await run_in_threadpool(self.tokenizer.decode, ask["tokens"], False)
         return JSONResponse({"prompt": text})
 
+    def _require_short(self, text: str, field: str) -> None:
+        """Raise BadRequest for a text that no model of this length could take, and then some."""
+        most = max(MIN_TOKENIZE_CHARS, TOKENIZE_CHARS_PER_TOKEN * self.models.engine.max_model_len)
+        if len(text) > most:
+            raise BadRequest(
+                f"{len(text)} characters", field=field, expected=f"at most {most} in one request"
+            )
+
     def encode(self, ask: TokenizeAsk) -> list[int]:
         """Token ids of what was asked about."""
         text = ask.text
         if text is None:
             text = self.tokenizer.apply_chat_template(ask.messages, ask.add_generation_prompt)
+        self._require_short(text, "prompt" if ask.text is not None else "messages")
         return self.tokenizer.encode(text, ask.add_special)

@@ -115,6 +115,10 @@ class Embedder:
         """Length of an embedding."""
         return self.spec.hidden_size * len(self.pooling.modes)
 
+    def cased(self, text: str) -> str:
+        """`text` in the case that the model's texts are put in."""
+        return text.lower() if self.pooling.lower_case else text
+
     def tokens(
         self,
         text: str | Sequence[int],
@@ -126,14 +130,17 @@ class Embedder:
         """Token ids of `text` in the model's case, or those given, cut to `limit` if there is one.
 
         The model's own tokens around a text survive the cut, which takes the end of the text, or
-        its beginning where `keep_end`. Raises TextRefused for a limit that has no room for them.
+        its beginning where `keep_end`. Raises TextRefused for a limit that has no room for them,
+        and without one for a text that is too long by far, before all of it is tokenized.
         """
         if not isinstance(text, str):
             ids = tuple(text)
             cut = len(ids) if limit is None else max(0, len(ids) - limit)
             return ids if limit is None else ids[cut:] if keep_end else ids[: len(ids) - cut]
-        text = text.lower() if self.pooling.lower_case else text
+        text = self.cased(text)
         if limit is None:
+            if self.tokenizer.far_more(text, self.max_model_len) is not None:
+                raise self._too_long(f"more than {self.max_model_len} tokens")
             return tuple(self.tokenizer.encode(text, add_special))
         fast = self.tokenizer.fast
         num_special = fast.num_special_tokens_to_add(False) if add_special else 0
@@ -143,7 +150,10 @@ class Embedder:
                 field="truncate_prompt_tokens",
                 expected=f"at least the {num_special} tokens around every text",
             )
-        encoding = fast.encode(text, add_special_tokens=False)
+        encoding = self.tokenizer.far_more(text, limit, keep_end=keep_end)
+        if encoding is None:
+            # In a batch, so that other threads run meanwhile: see Tokenizer.encode.
+            encoding = fast.encode_batch([text], add_special_tokens=False)[0]
         encoding.truncate(limit - num_special, direction="left" if keep_end else "right")
         return tuple(fast.post_process(encoding, None, add_special).ids)
 
@@ -177,17 +187,20 @@ class Embedder:
         if not token_ids:
             raise TextRefused("no tokens", field="input", expected="at least one")
         if len(token_ids) > self.max_model_len:
-            raise TextRefused(
-                f"{len(token_ids)} tokens",
-                field="input",
-                expected=f"at most {self.max_model_len}, or truncate_prompt_tokens with it",
-            )
+            raise self._too_long(f"{len(token_ids)} tokens")
         if min(token_ids) < 0 or max(token_ids) >= self.spec.vocab_size:
             raise TextRefused(
                 "a token id outside the vocabulary",
                 field="input",
                 expected=f"ids below {self.spec.vocab_size}",
             )
+
+    def _too_long(self, found: str) -> TextRefused:
+        return TextRefused(
+            found,
+            field="input",
+            expected=f"at most {self.max_model_len}, or truncate_prompt_tokens with it",
+        )
 
     def embed(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Embeddings, float32 [texts, dimensions], of texts that `require_fits` accepts."""

@@ -1,7 +1,7 @@
 """Text to tokens and back: a `tokenizers` tokenizer, its special tokens and its chat template.
 
 Templates run in jinja2's sandbox; nothing else of a checkpoint is executed. Where a tokenizer comes
-from is `tokenizer_loading`.
+from is `loading`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 
 from ullage.errors import BadInput
 
 Message = Mapping[str, Any]
+# A part of a text decides whether the whole is too long: so many characters for each token that
+# may be, and tokens enough that what the cut does to the last word cannot matter (WordPiece, the
+# worst, makes one token of a word of more than 100 characters and up to 100 of its beginning).
+_CHARS_PER_TOKEN = 16
+_CUT_TOKENS = 256
 
 
 class TemplateError(BadInput):
@@ -49,6 +55,22 @@ class Tokenizer:
         if add_special and self.adds_bos_id is not None:
             return [self.adds_bos_id, *ids]
         return ids
+
+    def far_more(self, text: str, limit: int, *, keep_end: bool = False) -> Encoding | None:
+        """A part of `text`, from its beginning or to its end, of more than 2 × `limit` tokens.
+
+        None where there is none, or where the whole text is little more work. Megabytes take
+        seconds and gigabytes to tokenize, and this need not: parts grow from the limit's size on.
+        """
+        size = _CHARS_PER_TOKEN * (limit + _CUT_TOKENS)
+        while 2 * size < len(text):
+            # Spaces at the cut may belong to a special token beyond it (lstrip, rstrip).
+            part = text[-size:].lstrip() if keep_end else text[:size].rstrip()
+            encoding = self.fast.encode_batch([part], add_special_tokens=False)[0]
+            if len(encoding) > 2 * limit + _CUT_TOKENS:
+                return encoding
+            size *= 4
+        return None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         text: str = self.fast.decode(list(ids), skip_special_tokens=skip_special)
