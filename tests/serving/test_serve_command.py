@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import pytest
 
 from tests.serving.clients import eventually, metrics
 from ullage.cli.main import main
+from ullage.cli.serve import _say_if_it_compiles
 
 FLAGS = ("--kv-cache-memory-bytes", str(1 << 22), "--max-num-seqs", "4")
 
@@ -151,3 +153,13 @@ def test_bad_usage_is_one_sentence_and_exit_2(
     assert out == ""
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_first_start_says_that_it_compiles_before_it_is_silent_for_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    _say_if_it_compiles(SimpleNamespace(attention="gathered"))
+    assert capsys.readouterr().err == ""
+    _say_if_it_compiles(SimpleNamespace(attention="paged"))
+    assert str(tmp_path) in capsys.readouterr().err

@@ -151,7 +151,13 @@ def run(args: argparse.Namespace) -> int:
         trace=args.trace,
         pooler_config=_pooler_config(args.pooler_config),
     )
-    run_server(args.model, EngineOptions(**_given(args, EngineOptions)), serve, _announce)
+    run_server(
+        args.model,
+        EngineOptions(**_given(args, EngineOptions)),
+        serve,
+        _say_if_it_compiles,
+        _announce,
+    )
     return 0
 
 
@@ -183,6 +189,14 @@ def _pooler_config(text: str | None) -> dict[str, object] | None:
     if not isinstance(found, dict):
         raise BadUsage(text[:80], field="--pooler-config", expected="a JSON object")
     return found
+
+
+def _say_if_it_compiles(served: Engine | Embedder) -> None:
+    """The first start is silent for the time of a compilation, unless somebody says why."""
+    from ullage.engine.kernels.compiling import available, note
+
+    if getattr(served, "attention", None) == "paged" and available() and (said := note()):
+        print(said, file=sys.stderr, flush=True)
 
 
 def _announce(url: str, served: Engine | Embedder) -> None:

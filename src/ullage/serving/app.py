@@ -188,14 +188,16 @@ def run_server(
     model: str | Path,
     options: EngineOptions,
     serve: ServeOptions,
+    on_loaded: Callable[[Engine | Embedder], None],
     on_ready: Callable[[str, Engine | Embedder], None],
 ) -> None:
     """Serve until SIGTERM, SIGINT or a drain is asked for, then finish what runs.
 
-    `on_ready(url, engine or embedder)` is called once warm.
+    `on_loaded(engine or embedder)` is called before the warm-up, `on_ready(url, it)` once warm.
     """
     with listening_socket(serve.host, serve.port, serve.api_key) as listener:
         served, server, loop = _build(model, options, serve)
+        on_loaded(served)
 
         async def main() -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
