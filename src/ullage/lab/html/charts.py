@@ -1,6 +1,6 @@
 """Plots of results as SVG, each a function of a plot and a width in pixels.
 
-Holds what is drawn and labelled; primitives are the checkup's `svg`. Measured lines are solid with
+Holds what is drawn and labelled; primitives are `pages.svg`. Measured lines are solid with
 dots, predicted ones dashed; colours are classes that the page's style decides.
 """
 
