@@ -18,7 +18,7 @@ from ullage.anatomy.adapters.read import read_adapter
 from ullage.engine.batch import build_batch
 from ullage.engine.engine import Engine
 from ullage.engine.linear import LINEARS
-from ullage.engine.model import Decoder
+from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import Request, SamplingParams

@@ -17,7 +17,7 @@ from tests.engine.gguf_models import GGUF_CASES, TOKENS, recorded, tolerance, wr
 from ullage.anatomy import load
 from ullage.engine.engine import Engine
 from ullage.engine.linear import LINEARS
-from ullage.engine.model import Decoder
+from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import GGUF_ARCHITECTURES, Weights
 from ullage.engine.options import EngineOptions
 from ullage.errors import UnsupportedModel

@@ -18,7 +18,7 @@ import json, sys
 import ullage.engine, torch
 from ullage.anatomy import load
 from ullage.engine.linear import LINEARS
-from ullage.engine.model import Decoder
+from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 
 def resident(key):

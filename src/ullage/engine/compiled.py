@@ -17,7 +17,9 @@ from ullage.engine.batch import Batch, Span
 from ullage.engine.kernels.compiling import aligned, available
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import FloatLinear, Int8Linear, Linear
-from ullage.engine.model import Decoder, Dense, Layer, Norm
+from ullage.engine.model.decoder import Decoder
+from ullage.engine.model.layer import Dense, Layer
+from ullage.engine.model.norms import Norm
 from ullage.engine.options import EngineOptions
 
 # `--dtype` → what matrices are kept in, and what flows between them in torch.

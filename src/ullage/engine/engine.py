@@ -22,14 +22,14 @@ from ullage.engine.compiled import DTYPES, CompiledDecoder, eager_because, faste
 from ullage.engine.kv import KVCache
 from ullage.engine.linear import LINEARS
 from ullage.engine.lora import LoraAdapter, LoraRefused, read_lora
-from ullage.engine.model import Decoder, kv_shapes, windows
-from ullage.engine.model.support import require_supported
+from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions, kv_blocks, scheduler_limits
 from ullage.engine.paging.blocks import BlockPool
 from ullage.engine.paging.layout import kv_layout
 from ullage.engine.paging.prefix import salt_of
 from ullage.engine.paging.tables import Tables
+from ullage.engine.possible import require_possible
 from ullage.engine.reports import (
     CancelReport,
     KVReport,
@@ -108,10 +108,7 @@ class Engine:
         options = options or EngineOptions()
         found = load(model)
         spec = found.anatomy.spec
-        max_model_len = options.resolve_max_model_len(spec)
-        require_supported(spec, max_model_len)
-        # Refuse before reading the weights.
-        kv_blocks(kv_shapes(spec), windows(spec, max_model_len), options, max_model_len)
+        max_model_len = require_possible(spec, options)  # before the weights are read
         tokenizer = load_tokenizer(found)
         linear, dtype = LINEARS[options.quantization], DTYPES[options.dtype]
         decoder = Decoder(spec, Weights(found), linear, max_model_len, dtype)

@@ -1,13 +1,5 @@
-"""The decoder that a spec configures, and its layers as plain data.
+"""The decoder that a spec configures: `decoder.Decoder` runs, `layer.Layer` is what it runs over.
 
-`Decoder` runs, `Layer` is what it runs over, `kv_shapes` and `windows` are what the cache needs to
-know of it.
+Imports none of its modules: some of what they import needs one of them first, and `support` is
+asked before torch is there.
 """
-
-from __future__ import annotations
-
-from ullage.engine.model.decoder import Decoder, kv_shapes, windows
-from ullage.engine.model.layer import ACTIVATIONS, Dense, Layer
-from ullage.engine.model.norms import Norm
-
-__all__ = ["ACTIVATIONS", "Decoder", "Dense", "Layer", "Norm", "kv_shapes", "windows"]

@@ -18,7 +18,7 @@ from ullage.engine.model.experts import MixtureOfExperts
 from ullage.engine.model.freed import give_back_freed
 from ullage.engine.model.layer import Dense, Layer
 from ullage.engine.model.loading import LayerReader
-from ullage.engine.model.support import attention_of, require_supported
+from ullage.engine.model.support import attention_of, kv_shapes, require_supported, windows
 from ullage.engine.model.weights import Weights
 from ullage.engine.positions.rope import RotaryTables, Turn, rotary_tables
 from ullage.engine.positions.scaling import Reach, rope_angles
@@ -226,20 +226,6 @@ def _apply(
 
 
 # --- what follows from the spec ------------------------------------------------------------------
-
-
-def kv_shapes(spec: ModelSpec) -> list[KVShape]:
-    """What each layer stores per token, for specs that require_supported accepts."""
-    return [
-        KVShape(attention.num_kv_heads, attention.head_dim)
-        for attention in map(attention_of, spec.layers)
-    ]
-
-
-def windows(spec: ModelSpec, max_model_len: int) -> list[int | None]:
-    """How far back each layer sees, None where that is as far as any request reaches."""
-    found = [attention_of(layer).window for layer in spec.layers]
-    return [w if w is not None and w < max_model_len else None for w in found]
 
 
 def _learned(spec: ModelSpec) -> bool:

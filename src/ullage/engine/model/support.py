@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, Experts, LayerSpec, ModelSpec, Tower, Unknown
+from ullage.engine.kv_formats import KVShape
 from ullage.engine.model.families import FORWARDS, Forward
 from ullage.engine.positions.scaling import unsupported_rope
 from ullage.errors import UnsupportedModel
@@ -112,6 +113,20 @@ def attention_of(layer: LayerSpec) -> Attention:
     """The layer's full attention; require_supported has held that it is one."""
     assert isinstance(layer.mixer, Attention)
     return layer.mixer
+
+
+def kv_shapes(spec: ModelSpec) -> list[KVShape]:
+    """What each layer stores per token, for specs that require_supported accepts."""
+    return [
+        KVShape(attention.num_kv_heads, attention.head_dim)
+        for attention in map(attention_of, spec.layers)
+    ]
+
+
+def windows(spec: ModelSpec, max_model_len: int) -> list[int | None]:
+    """How far back each layer sees, None where that is as far as any request reaches."""
+    found = [attention_of(layer).window for layer in spec.layers]
+    return [w if w is not None and w < max_model_len else None for w in found]
 
 
 def _require_layer(layer: LayerSpec, forward: Forward) -> None:
