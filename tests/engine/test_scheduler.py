@@ -235,8 +235,8 @@ def test_the_oldest_never_loses_what_it_computed(
 
 def test_deciding_needs_no_torch() -> None:
     modules = (
-        *("request", "blocks", "prefix", "tables", "admission", "scheduler"),
-        *("reports", "options", "layout"),
+        *("paging.blocks", "paging.layout", "paging.prefix", "paging.tables"),
+        *("scheduling.admission", "scheduling.scheduler", "request", "reports", "options"),
     )
     imports = "; ".join(f"import ullage.engine.{module}" for module in modules)
     code = f"import sys; {imports}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

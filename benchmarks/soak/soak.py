@@ -5,7 +5,7 @@ point, deadlines pass, the operator cancels the oldest and swaps an adapter, arr
 times the capacity that was measured. Wanted: an answer for each, no block held at the end, flat
 memory, exit 0 at SIGTERM under load. Writes RESULTS.md beside itself:
 
-    .venv/bin/python benchmarks/soak/run.py [--requests 5000] [--model tiny|smollm2]
+    .venv/bin/python benchmarks/soak/soak.py [--requests 5000] [--model tiny|smollm2]
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main() -> int:
         f"Requests with lengths and shared prefixes of {args.trace.name}; a tenth in a closed loop "
         "measures capacity, four tenths arrive at 4× of it, the rest at 0.9×. Each must be "
         "answered whole, refused with Retry-After (429), ended by its own deadline (408), or said "
-        "to be cancelled. Made by `benchmarks/soak/run.py`.",
+        "to be cancelled. Made by `benchmarks/soak/soak.py`.",
         "",
         f"ullage {ullage.__version__} · Python {platform.python_version()} · "
         f"{cpu_name()} × {os.cpu_count()} · load {os.getloadavg()[0]:.1f} · "
