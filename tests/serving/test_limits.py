@@ -154,6 +154,43 @@ def test_another_media_type_is_a_415(client: httpx.Client) -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("Content-Type", "application/json; charset=utf-16", 415),
+        ("Content-Type", "application/json;charset=latin-1", 415),
+        ("Content-Type", 'Application/JSON; Charset="UTF-8"', 200),
+        ("Content-Encoding", "gzip", 415),
+        ("Content-Encoding", "identity, br", 415),
+        ("Content-Encoding", "Identity", 200),
+    ],
+)
+def test_a_body_is_read_as_it_says_it_is_written_or_not_at_all(
+    client: httpx.Client, name: str, value: str, status: int
+) -> None:
+    headers = {"Content-Type": "application/json", name: value}
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    answer = client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == status
+    if status == 415:
+        assert name in answer.json()["error"]["message"]
+
+
+def test_an_upgrade_is_answered_as_a_plain_request(
+    server: ServerHandle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says nothing in the log, least of all what else to install."""
+    with connect(server.url) as connection:
+        connection.sendall(
+            b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\n"
+            b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        answer = connection.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert caplog.text == ""
+
+
 def test_an_early_refusal_reaches_a_client_that_still_sends(client: httpx.Client) -> None:
     """The route does not exist; the body is larger than what the kernel buffers."""
     for _ in range(5):

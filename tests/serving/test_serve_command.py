@@ -142,6 +142,17 @@ def test_sigint_of_an_idle_server_exits_0(model_dir: Path) -> None:
         (["MODEL", "--enable-control-routes"], "--api-key with it"),
         (["MODEL", "--trace", "/nowhere/trace.json"], "/nowhere/trace.json: --trace"),
         (["MODEL", "--long-prefill-token-threshold", "-1"], "--long-prefill-token-threshold"),
+        (
+            ["MODEL", "--long-prefill-token-threshold", "513"],
+            "513 tokens, more than a step has; expected up to --max-num-batched-tokens 512, or 0",
+        ),
+        (["MODEL", "--max-loras", "2"], "--max-loras: adapters are off; expected --enable-lora"),
+        (["MODEL", "--max-lora-rank", "2"], "--max-lora-rank: adapters are off; expected --ena"),
+        (["MODEL", "--lora-modules", "a=b"], "--lora-modules: adapters are off; expected --ena"),
+        (["MODEL", "--served-model-name", ""], "--served-model-name: ''; expected some text"),
+        (["MODEL", "--api-key", " "], "--api-key: ' '; expected some text"),
+        (["MODEL", "--host", "nosuch\x00host"], "--host: the name 'nosuch"),
+        (["MODEL", "--host", "nosuch.invalid"], "--host: the name 'nosuch.invalid' is unknown"),
     ],
 )
 def test_bad_usage_is_one_sentence_and_exit_2(
@@ -153,6 +164,28 @@ def test_bad_usage_is_one_sentence_and_exit_2(
     assert out == ""
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--kv-cache-memory-bytes", "9"), "--kv-cache-memory-bytes: 9 bytes hold 0 tokens"),
+        (("--max-model-len", "9999"), "--max-model-len: 9999"),
+        (("--kv-cache-dtype", "int4_per_token_head", "--block-size", "0"), "--block-size"),
+    ],
+)
+def test_what_the_configuration_rules_out_is_said_before_torch_loads(
+    model_dir: Path, flags: tuple[str, ...], said: str
+) -> None:
+    """And so before weights and tokenizer are read."""
+    code = (
+        "import sys; from ullage.cli.main import main; code = main(sys.argv[1:]);"
+        "print(code, 'torch' in sys.modules, 'tokenizers' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "serve", str(model_dir), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False False\n"
+    assert said in done.stderr
 
 
 def test_a_first_start_says_that_it_compiles_before_it_is_silent_for_long(

@@ -16,6 +16,7 @@ from ullage.errors import BadUsage
 if TYPE_CHECKING:
     from ullage.engine.encoder.embedder import Embedder
     from ullage.engine.engine import Engine
+    from ullage.engine.options import EngineOptions
 
 # Engine flags without a default here take EngineOptions' own.
 SIZES = {
@@ -126,18 +127,20 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM; 0 when everything that was taken has been answered."""
     try:
         from ullage.engine.options import EngineOptions
-        from ullage.serving.app import ServeOptions, run_server
     except ImportError as error:
-        if (error.name or "ullage").startswith("ullage"):
-            raise  # our own mistake, not a missing extra
-        raise BadUsage(
-            f"{error.name} is not installed", expected="pip install 'ullage[engine]'"
-        ) from error
+        raise _not_installed(error) from error
     for name in ("max_num_queued_reqs", "max_num_queued_tokens", "shutdown_timeout"):
         value = getattr(args, name)
         if value is not None and not value >= 0:
             flag = f"--{name.replace('_', '-')}"
             raise BadUsage(str(value), field=flag, expected="0 or more")
+    _require_meant(args)
+    options = EngineOptions(**_given(args, EngineOptions))
+    _require_possible(args.model, options)
+    try:
+        from ullage.serving.app import ServeOptions, run_server
+    except ImportError as error:
+        raise _not_installed(error) from error
     serve = ServeOptions(
         host=args.host,
         port=args.port,
@@ -153,12 +156,45 @@ def run(args: argparse.Namespace) -> int:
     )
     run_server(
         args.model,
-        EngineOptions(**_given(args, EngineOptions)),
+        options,
         serve,
         _say_if_it_compiles,
         _announce,
     )
     return 0
+
+
+def _not_installed(error: ImportError) -> BadUsage:
+    """What to say of a module that is not there. Raises `error` where it is our own mistake."""
+    if (error.name or "ullage").startswith("ullage"):
+        raise error
+    return BadUsage(f"{error.name} is not installed", expected="pip install 'ullage[engine]'")
+
+
+def _require_meant(args: argparse.Namespace) -> None:
+    """Raise BadUsage for flags that would do nothing, or not what they seem to ask for."""
+    for name in ("api_key", "served_model_name"):
+        value = getattr(args, name)
+        if value is not None and not value.strip():
+            raise BadUsage(repr(value), field=f"--{name.replace('_', '-')}", expected="some text")
+    if not args.enable_lora:
+        for name in ("max_loras", "max_lora_rank", "lora_modules"):
+            if getattr(args, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise BadUsage("adapters are off", field=flag, expected="--enable-lora with it")
+
+
+def _require_possible(model: str, options: EngineOptions) -> None:
+    """Refuse what a decoder's configuration rules out, before torch takes its seconds to load."""
+    from ullage.anatomy import load
+
+    spec = load(model).anatomy.spec
+    if spec.kind != "encoder":
+        try:
+            from ullage.engine.possible import require_possible
+        except ImportError as error:
+            raise _not_installed(error) from error
+        require_possible(spec, options)
 
 
 def _given(args: argparse.Namespace, options: type[Any]) -> dict[str, Any]:

@@ -85,6 +85,12 @@ class EngineOptions:
                 field="--long-prefill-token-threshold",
                 expected="0 (off) or more",
             )
+        if (self.long_prefill_token_threshold or 0) > self.max_num_batched_tokens:
+            raise BadUsage(
+                f"{self.long_prefill_token_threshold} tokens, more than a step has",
+                field="--long-prefill-token-threshold",
+                expected=f"up to --max-num-batched-tokens {self.max_num_batched_tokens}, or 0",
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise BadUsage(
                 f"{self.max_num_batched_tokens} tokens for {self.max_num_seqs} sequences",

@@ -77,6 +77,11 @@ class _Protocol(H11Protocol):
             self._late.cancel()
             self._late = None
 
+    def _should_upgrade(self) -> bool:
+        # Never, and without uvicorn's advice on what to install: an upgrade is answered as the
+        # plain request that it also is (RFC 9110, 7.8).
+        return False
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._late is not None:
             self._late.cancel()
@@ -230,7 +235,18 @@ def _signalled(loop: EngineLoop | EmbeddingLoop) -> None:
 
 
 def listening_socket(host: str, port: int, api_key: str | None) -> socket.socket:
-    """A bound, listening socket. Raises BadUsage off loopback without a key, or when taken."""
+    """A bound, listening socket.
+
+    Raises BadUsage off loopback without a key, for an unknown name, or when taken.
+    """
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise BadUsage(
+            f"the name {host[:80]!r} is unknown here",
+            field="--host",
+            expected="an address of this machine",
+        ) from error
     if not is_loopback(host) and not api_key:
         raise BadUsage(
             f"{host} can be reached from other machines",
@@ -305,6 +321,7 @@ def _build(
     config = uvicorn.Config(
         app,
         http=_Protocol,
+        ws="none",
         log_level="warning",
         access_log=False,
         lifespan="on",

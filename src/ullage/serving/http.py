@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -28,6 +28,8 @@ MAX_BODY_BYTES = 8 << 20
 BODY_TIMEOUT_S = 30.0
 LINGER_S = 5.0
 CLIENT_CLOSED_REQUEST = 499
+# ASCII is a part of it.
+_UTF8 = ("utf-8", "utf8", "us-ascii", "ascii")
 
 
 class BodyTooLarge(BadInput):
@@ -39,7 +41,7 @@ class BodyTooSlow(BadInput):
 
 
 class WrongMediaType(BadInput):
-    """The body says that it is not JSON; becomes a 415."""
+    """The body says that it is not JSON, not UTF-8 or not plain; becomes a 415."""
 
 
 class NotFound(BadInput):
@@ -48,9 +50,7 @@ class NotFound(BadInput):
 
 async def read_body(request: Request, timeout_s: float) -> bytes:
     """The body, read only as far as it may reach. Raises the three above."""
-    media = request.headers.get("content-type", "application/json").partition(";")[0].strip()
-    if media.lower() != "application/json":
-        raise WrongMediaType(media[:80], field="Content-Type", expected="application/json")
+    _require_json(request.headers)
     limit = f"at most {MAX_BODY_BYTES} bytes"
     length = request.headers.get("content-length", "0")
     if not length.isdigit() or len(length) > 18 or int(length) > MAX_BODY_BYTES:
@@ -69,6 +69,23 @@ async def read_body(request: Request, timeout_s: float) -> bytes:
             f"{size} bytes in {timeout_s:g} s", expected="the whole body within that time"
         ) from error
     return b"".join(pieces)
+
+
+def _require_json(headers: Headers) -> None:
+    """Raise WrongMediaType for a body that says it is anything but JSON in UTF-8, as it is."""
+    media, *parameters = headers.get("content-type", "application/json").split(";")
+    if media.strip().lower() != "application/json":
+        raise WrongMediaType(media.strip()[:80], field="Content-Type", expected="application/json")
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"').lower()
+        if name.strip().lower() == "charset" and charset not in _UTF8:
+            raise WrongMediaType(
+                f"charset {charset[:80]}", field="Content-Type", expected="charset utf-8"
+            )
+    for coding in ",".join(headers.getlist("content-encoding")).split(","):
+        if coding.strip().lower() not in ("", "identity"):
+            raise WrongMediaType(coding.strip()[:80], field="Content-Encoding", expected="identity")
 
 
 async def unless_disconnected(request: Request, answer: Awaitable[T]) -> T:

@@ -129,7 +129,6 @@ STREAM_OPTIONS = (
 )
 COMMON: tuple[Field, ...] = (
     Field("model", Text(), "the served model or an adapter"),
-    Field("max_tokens", Integer(0), "most tokens to generate"),
     Field("temperature", Number(0, 2), "0: the likeliest token", 1.0),
     Field("top_p", Number(0, 1, above=True), "share of probability to draw from", 1.0),
     Field("top_k", Integer(-1), "how many of the likeliest to draw from; 0 and -1: all", 0),
@@ -175,6 +174,7 @@ COMMON: tuple[Field, ...] = (
 FIELDS: Mapping[Kind, tuple[Field, ...]] = {
     "completion": (
         Field("prompt", Prompts(), "text or token ids, or a list of either", required=True),
+        Field("max_tokens", Integer(0), "most tokens to generate; 0 with echo only"),
         Field("echo", Boolean(), "the prompt before the answer", False),
         Field("logprobs", Integer(0, MAX_LOGPROBS), "alternatives to report for each token"),
         Field("add_special_tokens", Boolean(), "begin as the tokenizer begins a text", True),
@@ -184,6 +184,7 @@ FIELDS: Mapping[Kind, tuple[Field, ...]] = {
     ),
     "chat": (
         Field("messages", Messages(), "the conversation", required=True),
+        Field("max_tokens", Integer(1), "most tokens to generate"),
         Field("max_completion_tokens", Integer(1), "most tokens to generate"),
         Field("logprobs", Boolean(), "report log-probabilities", False),
         Field("top_logprobs", Integer(0, MAX_LOGPROBS), "alternatives; with logprobs only"),
@@ -281,7 +282,7 @@ def parse_ask(body: Mapping[str, Any], kind: Kind) -> Ask:
         max_tokens = DEFAULT_MAX_TOKENS
     echo = bool(read.get("echo"))
     if max_tokens == 0 and not echo:
-        raise BadRequest("0", field="max_tokens", expected="at least 1")
+        raise BadRequest("0", field="max_tokens", expected="at least 1, or 0 with echo")
     if max_tokens is not None and read["min_tokens"] > max_tokens:
         raise BadRequest(
             str(read["min_tokens"]), field="min_tokens", expected=f"at most max_tokens {max_tokens}"
