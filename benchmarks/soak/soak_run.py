@@ -1,6 +1,6 @@
 """One soak from start to SIGTERM under load, and the list of what did not hold.
 
-Holds the phases and what is demanded; models and RESULTS.md are `run.py`.
+Holds the phases and what is demanded; models and RESULTS.md are `soak.py`.
 """
 
 from __future__ import annotations
@@ -53,18 +53,22 @@ class Soaked:
     problems: tuple[str, ...]
 
 
-def phases_of(num_requests: int, concurrency: int) -> list[Phase]:
-    """A tenth to measure capacity, four tenths at 4× of it, the rest at 0.9× of it."""
+def phases_of(num_requests: int, concurrency: int, overload: float) -> list[Phase]:
+    """A tenth to measure capacity, four tenths at `overload` times it, the rest at 0.9 of it."""
     tenth = num_requests // 10
     return [
         Phase("closed loop", tenth, concurrency=concurrency),
-        Phase("overload", 4 * tenth, load=4.0),
+        Phase("overload", 4 * tenth, load=overload),
         Phase("steady", num_requests - 5 * tenth, load=0.9),
     ]
 
 
 def soak(
-    subject: Subject, rows: Sequence[Row], num_requests: int, disturbances: Disturbances
+    subject: Subject,
+    rows: Sequence[Row],
+    num_requests: int,
+    disturbances: Disturbances,
+    overload: float = 4.0,
 ) -> Soaked:
     """All phases, the rest, then SIGTERM while requests run."""
     served_adapters = [name for name in subject.adapters if name != "swapped"]
@@ -72,7 +76,7 @@ def soak(
     last = list(make_asks(rows, 40, subject.limits, served_adapters, seed=1))
     with started(subject) as served:
         memory = MemoryLog(served.pid)
-        phases = phases_of(num_requests, subject.concurrency)
+        phases = phases_of(num_requests, subject.concurrency, overload)
         results, disturbed = asyncio.run(
             run_phases(served.target, asks, phases, disturbances, memory)
         )
