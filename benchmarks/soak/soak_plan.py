@@ -1,6 +1,6 @@
 """What the soak sends: requests with lengths and prefixes of a real trace, and how each behaves.
 
-Pure and seeded. Sending and judging is `soak_client.py`; the server's flags are `run.py`'s.
+Pure and seeded. Sending and judging is `soak_client.py`; the server's flags are `soak.py`'s.
 """
 
 from __future__ import annotations
