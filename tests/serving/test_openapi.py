@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -78,6 +80,23 @@ def api(guarded: ServerHandle, described: dict[str, Any]) -> Any:
     return schema
 
 
+def checks_of(answer: Any) -> list[Any]:
+    """All checks, but that a query must be refused which holds nothing wrong as it was sent.
+
+    What schemathesis makes wrong may have no place in a URL (an empty list, say) or be the missing
+    key, which every request here has.
+    """
+    query = parse_qs(urlsplit(answer.request.url).query, keep_blank_values=True)
+    if not query or answer.request.body:
+        return CHECKS
+    known = set(query) <= {"percent", "dry_run"} and all(len(v) == 1 for v in query.values())
+    number = re.fullmatch(r"\d+(\.\d+)?(e[+-]?\d+)?", query.get("percent", [""])[0])
+    dry_run = query.get("dry_run", ["true"])[0] in ("true", "false")
+    if known and number and dry_run and 0 < float(number[0]) <= 100:
+        return [check for check in CHECKS if check is not negative_data_rejection]
+    return CHECKS
+
+
 def held_to(api: Any, name: str, mode: GenerationMode, num_examples: int) -> set[int]:
     """Send `num_examples` requests of an operation, valid or not, check every answer; statuses."""
     statuses: set[int] = set()
@@ -92,8 +111,9 @@ def held_to(api: Any, name: str, mode: GenerationMode, num_examples: int) -> set
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def every_answer_is_as_described(case: Any) -> None:
-        answer = case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=60)
+        answer = case.call(headers=HEADERS, timeout=60)
         statuses.add(answer.status_code)
+        case.validate_response(answer, checks=checks_of(answer), headers=HEADERS)
 
     every_answer_is_as_described()
     return statuses

@@ -42,7 +42,14 @@ def _json(schema: Json) -> Mapping[str, Json]:
 
 EMPTY: Mapping[str, Json] = {}
 TEXT: Mapping[str, Json] = {"text/plain": {"type": "string"}}
-EVENTS: Mapping[str, Json] = {"text/event-stream": {"type": "string"}}
+# Of a stream the schema is that of one event; OpenAPI 3.2 calls it itemSchema, 3.1 has no word.
+EVENTS: Mapping[str, Json] = {
+    "text/event-stream": {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"type": "string"}},
+    }
+}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
