@@ -150,8 +150,12 @@ def test_a_long_prompt_ends_within_its_bound_whatever_short_ones_come(
 def test_a_short_prompt_starts_within_its_bound_however_many_long_ones_wait(
     longs: list[int], ahead: list[int], own: int
 ) -> None:
-    """Beside decodes and the long prompt's share there is room for all short ones before it."""
-    scheduler = make()
+    """Beside decodes and the long prompt's share there is room for all short ones before it.
+
+    There are seats for everybody: who finds none waits for one, however short.
+    """
+    seats = 10
+    scheduler = make(max_num_seqs=seats)
     for num_prompt in longs:
         scheduler.add(request(num_prompt))
     run(scheduler)
@@ -159,7 +163,7 @@ def test_a_short_prompt_starts_within_its_bound_however_many_long_ones_wait(
         scheduler.add(request(num_prompt))
     short = request(own)
     scheduler.add(short)
-    room = BUDGET - SEQS - LONGS * THRESHOLD
+    room = BUDGET - seats - LONGS * THRESHOLD
     bound = 1 + -(-(sum(ahead) + own) // room)
     assert steps_to_first_token(scheduler, short, bound) <= bound
 
