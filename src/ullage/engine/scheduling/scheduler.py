@@ -157,7 +157,7 @@ class Scheduler:
                     draft.take(request, count, [])
                 elif self._make_room(request, count, draft):
                     draft.take(request, count, self.tables.extend(request, count))
-        self._admit(draft)
+        self._admit(draft, num_going_on=sum(request in draft.shares for request in prefills))
         self._spread(draft)
         while draft.budget > 0 and "long_prefill" in draft.waits:
             # A long prompt that ends in this step makes room for the next one in this step.
@@ -259,13 +259,18 @@ class Scheduler:
 
     # --- those who come in ---
 
-    def _admit(self, draft: _Draft) -> None:
-        """Let in whom there is room for, in order; only a long prompt may be passed by others."""
+    def _admit(self, draft: _Draft, num_going_on: int = 0) -> None:
+        """Let in whom there is room for, in order; only a long prompt may be passed by others.
+
+        `num_going_on` prompts have a share of this step: even with their last chunks they stand
+        for long ones, or those and the next would take two shares of what is for short ones.
+        """
         closed = "static_batch" if self.limits.static and self.running else None
         if draft.preempted and closed is None:
             closed = "kv_blocks"
         draft.waits.clear()
         num_long = sum(self._is_long(draft.num_left(request)) for request in self.running)
+        num_long = max(num_long, num_going_on)
         # A static batch waits for its slowest anyway: nobody in it is spared the long ones.
         spares_short = not self.limits.static
         passed = 0
