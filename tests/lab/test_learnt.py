@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ullage.lab.experiments import (
@@ -108,6 +109,18 @@ def test_block_size_without_the_servers_word_is_predicted():
     said = block_size._learnt(outcomes)
     assert "50% with blocks of 128" in said and "this server does not say" in said
     assert "the fastest size was 128, 2.0 times" in said
+
+
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_block_size_that_was_over_before_it_was_looked_at_is_predicted_on_both_sides(unseen):
+    filled = [0.99, 0.6]
+    filled[unseen] = None
+    outcomes = [
+        block_size.Outcome(1, 1.0, filled[0], 10.0),
+        block_size.Outcome(128, 0.5, filled[1], 20.0),
+    ]
+    said = block_size._learnt(outcomes)
+    assert "50% with blocks of 128 and 100% with blocks of 1 (predicted; not seen" in said
 
 
 def test_block_size_measured():

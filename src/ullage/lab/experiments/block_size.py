@@ -142,7 +142,9 @@ def _table(outcomes: list[Outcome], as_recorded: dict[int, float]) -> Table:
             )
             for o in outcomes
         ),
-        note="" if outcomes[0].measured is not None else f"The server does not say {UTILISATION}.",
+        note=""
+        if any(o.measured is not None for o in outcomes)
+        else f"The server does not say {UTILISATION}.",
     )
 
 
@@ -173,12 +175,16 @@ def _learnt(outcomes: list[Outcome]) -> str:
     fastest = max(outcomes, key=lambda o: o.tokens_per_s)
     slowest = min(outcomes, key=lambda o: o.tokens_per_s)
     spread = fastest.tokens_per_s / slowest.tokens_per_s
-    known = [(o, o.measured) for o in outcomes if o.measured is not None]
-    filled = {o.size: measured for o, measured in known} or {o.size: o.predicted for o in outcomes}
-    source = "measured" if known else "predicted; this server does not say"
+    # One source for both: a short run may be over before it was ever looked at.
+    if small.measured is not None and large.measured is not None:
+        filled, source = (small.measured, large.measured), "measured"
+    else:
+        seen = any(o.measured is not None for o in outcomes)
+        why = "not seen with each size" if seen else "this server does not say"
+        filled, source = (small.predicted, large.predicted), f"predicted; {why}"
     return (
-        f"Of the room that requests hold, tokens fill {percent(filled[large.size])} with blocks of "
-        f"{large.size} and {percent(filled[small.size])} with blocks of {small.size} ({source}); "
+        f"Of the room that requests hold, tokens fill {percent(filled[1])} with blocks of "
+        f"{large.size} and {percent(filled[0])} with blocks of {small.size} ({source}); "
         f"the fastest size was {fastest.size}, {times(spread)} the throughput of the slowest, "
         f"{slowest.size}."
     )
