@@ -170,6 +170,10 @@ def _plots(outcomes: list[Outcome], as_recorded: list[tuple[int, float]]) -> tup
     )
 
 
+def _seen(outcome: Outcome) -> bool:
+    return outcome.measured is not None
+
+
 def _learnt(outcomes: list[Outcome]) -> str:
     small, large = outcomes[0], outcomes[-1]
     fastest = max(outcomes, key=lambda o: o.tokens_per_s)
@@ -179,8 +183,7 @@ def _learnt(outcomes: list[Outcome]) -> str:
     if small.measured is not None and large.measured is not None:
         filled, source = (small.measured, large.measured), "measured"
     else:
-        seen = any(o.measured is not None for o in outcomes)
-        why = "not seen with each size" if seen else "this server does not say"
+        why = "not seen with each size" if any(map(_seen, outcomes)) else "this server does not say"
         filled, source = (small.predicted, large.predicted), f"predicted; {why}"
     return (
         f"Of the room that requests hold, tokens fill {percent(filled[1])} with blocks of "
