@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ullage import __version__
 from ullage.engine.encoder.embedder import Embedder
 from ullage.serving import schemas
 from ullage.serving.absent import GENERATING, not_served
@@ -43,8 +42,9 @@ from ullage.serving.http import ERRORS, NotFound, read_body, unless_disconnected
 from ullage.serving.models import Tokens
 from ullage.serving.openapi import document
 from ullage.serving.operations import BODY, BUSY, OPERATIONS, Operation
+from ullage.serving.probes import Probes
 from ullage.serving.protocol import TOKEN_IDS, TokenizeAsk, parse_body
-from ullage.serving.routes import PROMETHEUS_TYPE, Handler, ServerSettings, middleware
+from ullage.serving.routes import Handler, ServerSettings, middleware
 
 # OpenAI's limit on the texts of one request.
 MAX_INPUTS = 2048
@@ -128,9 +128,10 @@ OPERATION = Operation(
     FIELDS,
     refusals=(*BODY, *BUSY),
 )
-_PROBES = ("models", "model", "health", "ready", "version", "metrics")
+_MODELS = ("models", "model")
+_PROBES = ("health", "ready", "version", "metrics")
 _TOKENS = ("tokenize", "detokenize")
-_SHARED = (*_PROBES, *_TOKENS, "openapi")
+_SHARED = (*_MODELS, *_PROBES, *_TOKENS, "openapi")
 
 
 def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starlette:
@@ -142,7 +143,7 @@ def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starle
     loop = EmbeddingLoop(embedder, metrics, settings.max_num_queued_reqs)
     operations = (OPERATION, *(each for each in OPERATIONS if each.name in _SHARED))
     catalogue = _Catalogue(embedder, settings)
-    routes = _Routes(loop, metrics, settings, catalogue, int(time.time()))
+    routes = _Routes(loop, settings, catalogue, int(time.time()))
     described = document(operations, with_key=settings.api_key is not None)
 
     async def openapi(_: Request) -> Response:
@@ -156,10 +157,12 @@ def create_embedding_app(embedder: Embedder, settings: ServerSettings) -> Starle
         finally:
             await run_in_threadpool(loop.stop)
 
+    probes = Probes(loop, metrics)
     tokens = _Tokens(catalogue, embedder.tokenizer)
     handlers: dict[str, Handler] = {
         "openapi": openapi,
-        **{name: getattr(routes, name) for name in ("embeddings", *_PROBES)},
+        **{name: getattr(routes, name) for name in ("embeddings", *_MODELS)},
+        **{name: getattr(probes, name) for name in _PROBES},
         **{name: getattr(tokens, name) for name in _TOKENS},
     }
     app = Starlette(
@@ -221,7 +224,6 @@ class _Routes:
     """The handlers, over one embedder's loop."""
 
     loop: EmbeddingLoop
-    exposition: EmbeddingMetrics
     settings: ServerSettings
     catalogue: _Catalogue
     created: int
@@ -266,21 +268,6 @@ class _Routes:
     async def model(self, request: Request) -> Response:
         self.catalogue.adapter(request.path_params["model"])
         return JSONResponse(self._card())
-
-    async def health(self, _: Request) -> Response:
-        """Whether the process is worth keeping: 503 once the embedder's thread has died."""
-        return Response(status_code=200 if self.loop.failure is None else 503)
-
-    async def ready(self, _: Request) -> Response:
-        """Whether to send requests here: warmed up, not draining."""
-        ready = self.loop.ready and not self.loop.draining
-        return Response(status_code=200 if ready else 503)
-
-    async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
-    async def metrics(self, _: Request) -> Response:
-        return Response(self.exposition.render(), media_type=PROMETHEUS_TYPE)
 
     def _card(self) -> Json:
         return {

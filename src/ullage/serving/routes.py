@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ullage import __version__
 from ullage.engine.engine import Engine
 from ullage.serving.absent import EMBEDDING, not_served
 from ullage.serving.completions import Completions
@@ -33,9 +32,9 @@ from ullage.serving.operations import (
     OPERATIONS,
     Operation,
 )
+from ullage.serving.probes import Probes
 from ullage.serving.trace import Trace
 
-PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -78,7 +77,7 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
     completions = Completions(loop, engine.tokenizer, models, settings.body_timeout_s)
     tokens = Tokens(models, engine.tokenizer)
     control = Control(loop)
-    probes = _Probes(loop, metrics)
+    probes = Probes(loop, metrics)
     operations = (
         *OPERATIONS,
         *(LORA_OPERATIONS if engine.options.enable_lora else ()),
@@ -143,26 +142,3 @@ def middleware(settings: ServerSettings, operations: tuple[Operation, ...]) -> l
         open_paths = [operation.path for operation in operations if not operation.guarded]
         around.append(Middleware(ApiKey, api_key=settings.api_key, open_paths=open_paths))
     return around
-
-
-@dataclass(frozen=True, slots=True)
-class _Probes:
-    """What orchestrators and scrapers ask."""
-
-    loop: EngineLoop
-    exposition: EngineMetrics
-
-    async def health(self, _: Request) -> Response:
-        """Whether the process is worth keeping: 503 once the engine's thread has died."""
-        return Response(status_code=200 if self.loop.failure is None else 503)
-
-    async def ready(self, _: Request) -> Response:
-        """Whether to send requests here: warmed up, not draining."""
-        ready = self.loop.ready and not self.loop.draining
-        return Response(status_code=200 if ready else 503)
-
-    async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": __version__})
-
-    async def metrics(self, _: Request) -> Response:
-        return Response(self.exposition.render(), media_type=PROMETHEUS_TYPE)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from ullage.anatomy.naming.names import naming_for
 from ullage.anatomy.spec import Attention, Dense, LayerSpec, ModelSpec
 from ullage.engine.positions.scaling import unsupported_rope
+from ullage.engine.refusals import refusal, require
 from ullage.errors import UnsupportedModel
 
 # Families whose forward pass was held against transformers 5.24 by tests/engine/test_encoder.py.
@@ -77,12 +78,12 @@ _OWN_SCOPES = ("model", "layer", "run", "attention", "dense")
 
 def require_encoder(spec: ModelSpec) -> None:
     """Raise UnsupportedModel, naming the field, unless `encoder.Encoder` runs `spec` exactly."""
-    _require(spec, MODEL_FIELDS, "")
+    require(spec, MODEL_FIELDS, "")
     if spec.family not in FAMILIES:
-        raise _refusal("family", spec.family, tuple(FAMILIES))
-    _require(spec.norm, NORM_FIELDS, "norm.")
+        raise refusal("family", spec.family, tuple(FAMILIES))
+    require(spec.norm, NORM_FIELDS, "norm.")
     if spec.positions.kind not in ("learned", "rope"):
-        raise _refusal("positions.kind", spec.positions.kind, ("learned", "rope"))
+        raise refusal("positions.kind", spec.positions.kind, ("learned", "rope"))
     naming = naming_for(spec.architecture, spec.model_type, spec.family)
     obeyed = FAMILIES[spec.family]
     own = [e.path for e in naming.extras if e.scope in _OWN_SCOPES and not e.path.endswith(obeyed)]
@@ -100,32 +101,17 @@ def _require_layer(layer: LayerSpec) -> None:
     where = f"layers[{layer.index}]."
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if not isinstance(mixer, Attention):
-        raise _refusal(where + "mixer", type(mixer).__name__, ("Attention",))
+        raise refusal(where + "mixer", type(mixer).__name__, ("Attention",))
     if not isinstance(feed_forward, Dense):
-        raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense",))
-    _require(mixer, ATTENTION_FIELDS, where + "mixer.")
-    if mixer.rope is not None and (refusal := unsupported_rope(mixer.rope)) is not None:
-        raise refusal
+        raise refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense",))
+    require(mixer, ATTENTION_FIELDS, where + "mixer.")
+    if mixer.rope is not None and (bad_rope := unsupported_rope(mixer.rope)) is not None:
+        raise bad_rope
     if mixer.v_head_dim != mixer.head_dim:
-        raise _refusal(where + "mixer.v_head_dim", mixer.v_head_dim, (mixer.head_dim,))
+        raise refusal(where + "mixer.v_head_dim", mixer.v_head_dim, (mixer.head_dim,))
     if mixer.num_heads % mixer.num_kv_heads:
-        raise _refusal(
+        raise refusal(
             where + "mixer.num_kv_heads", mixer.num_kv_heads, (f"divisor of {mixer.num_heads}",)
         )
-    _require(feed_forward, DENSE_FIELDS, where + "feed_forward.")
-    _require(layer, LAYER_FIELDS, where)
-
-
-def _require(part: object, fields: Mapping[str, tuple[object, ...]], where: str) -> None:
-    for field, accepted in fields.items():
-        found = getattr(part, field)
-        if found not in accepted:
-            raise _refusal(where + field, found, accepted)
-
-
-def _refusal(field: str, found: object, accepted: tuple[object, ...]) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{str(found)[:120]} is not run by the embedded engine's encoder",
-        field=field,
-        expected=" or ".join(str(value) or "none" for value in accepted),
-    )
+    require(feed_forward, DENSE_FIELDS, where + "feed_forward.")
+    require(layer, LAYER_FIELDS, where)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ullage.anatomy.naming.names import naming_for
-from ullage.anatomy.spec import Attention, Dense, Experts, LayerSpec, ModelSpec, Tower, Unknown
+from ullage.anatomy.spec import Attention, Dense, Experts, LayerSpec, ModelSpec
 from ullage.engine.kv_formats import KVShape
 from ullage.engine.model.families import FORWARDS, Forward
 from ullage.engine.positions.scaling import unsupported_rope
+from ullage.engine.refusals import refusal, require
 from ullage.errors import UnsupportedModel
 
 # Field of the spec → what the engine can do with. Anything else is refused.
@@ -69,7 +70,7 @@ _POSITIONS = ("rope", "learned", "alibi", "none")
 
 def require_supported(spec: ModelSpec, max_model_len: int) -> None:  # noqa: ARG001
     """Raise UnsupportedModel, naming the field, unless `model.Decoder` runs `spec` exactly."""
-    _require(spec, MODEL_FIELDS, "")
+    require(spec, MODEL_FIELDS, "")
     forward = FORWARDS.get(spec.family)
     if forward is None or spec.model_type not in (forward.model_types or (spec.family,)):
         raise UnsupportedModel(
@@ -85,7 +86,7 @@ def require_supported(spec: ModelSpec, max_model_len: int) -> None:  # noqa: ARG
             )
     _require_positions(spec, forward)
     if spec.quantization is not None and spec.quantization.method != "gguf":
-        raise _refusal("quantization.method", spec.quantization.method, (None, "gguf"))
+        raise refusal("quantization.method", spec.quantization.method, (None, "gguf"))
     naming = naming_for(spec.architecture, spec.model_type, spec.family)
     own = [e.path for e in naming.extras if e.scope in _LAYER_SCOPES]
     if own or naming.parts or not naming.known:
@@ -102,11 +103,11 @@ def _require_positions(spec: ModelSpec, forward: Forward) -> None:
     """Raise unless rows of the model are told apart in a way that the decoder has."""
     positions = spec.positions
     if positions.kind not in _POSITIONS:
-        raise _refusal("positions.kind", positions.kind, _POSITIONS)
+        raise refusal("positions.kind", positions.kind, _POSITIONS)
     if positions.kind == "alibi" and forward.slopes is None:
-        raise _refusal("positions.kind", positions.kind, ("positions of another kind",))
+        raise refusal("positions.kind", positions.kind, ("positions of another kind",))
     if positions.kind == "learned" and positions.table_rows < spec.max_positions:
-        raise _refusal("positions.table_rows", positions.table_rows, (spec.max_positions,))
+        raise refusal("positions.table_rows", positions.table_rows, (spec.max_positions,))
 
 
 def attention_of(layer: LayerSpec) -> Attention:
@@ -133,51 +134,23 @@ def _require_layer(layer: LayerSpec, forward: Forward) -> None:
     where = f"layers[{layer.index}]."
     mixer, feed_forward = layer.mixer, layer.feed_forward
     if not isinstance(mixer, Attention):
-        raise _refusal(where + "mixer", type(mixer).__name__, ("Attention",))
-    _require(mixer, ATTENTION_FIELDS, where + "mixer.")
+        raise refusal(where + "mixer", type(mixer).__name__, ("Attention",))
+    require(mixer, ATTENTION_FIELDS, where + "mixer.")
     if mixer.qk_norm not in forward.qk_norms:
-        raise _refusal(where + "mixer.qk_norm", mixer.qk_norm, forward.qk_norms)
-    if mixer.rope is not None and (refusal := unsupported_rope(mixer.rope)) is not None:
-        raise refusal
+        raise refusal(where + "mixer.qk_norm", mixer.qk_norm, forward.qk_norms)
+    if mixer.rope is not None and (bad_rope := unsupported_rope(mixer.rope)) is not None:
+        raise bad_rope
     if mixer.v_head_dim != mixer.head_dim:
-        raise _refusal(where + "mixer.v_head_dim", mixer.v_head_dim, (mixer.head_dim,))
+        raise refusal(where + "mixer.v_head_dim", mixer.v_head_dim, (mixer.head_dim,))
     if mixer.num_heads % mixer.num_kv_heads != 0:
-        raise _refusal(
+        raise refusal(
             where + "mixer.num_kv_heads", mixer.num_kv_heads, (f"divisor of {mixer.num_heads}",)
         )
     if isinstance(feed_forward, Experts):
-        _require(feed_forward, EXPERTS_FIELDS, where + "feed_forward.")
+        require(feed_forward, EXPERTS_FIELDS, where + "feed_forward.")
     elif not isinstance(feed_forward, Dense):
-        raise _refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense", "Experts"))
+        raise refusal(where + "feed_forward", type(feed_forward).__name__, ("Dense", "Experts"))
     activation = forward.activation or feed_forward.activation
     if activation not in _ACTIVATIONS:
-        raise _refusal(where + "feed_forward.activation", activation, _ACTIVATIONS)
-    _require(layer, LAYER_FIELDS, where)
-
-
-def _require(part: object, fields: Mapping[str, tuple[object, ...]], where: str) -> None:
-    for field, accepted in fields.items():
-        found = getattr(part, field)
-        if found not in accepted:
-            raise _refusal(where + field, found, accepted)
-
-
-def _refusal(field: str, found: object, accepted: tuple[object, ...]) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{_shown(found)[:120]} is not run by the embedded engine",
-        field=field,
-        expected=" or ".join(_shown(value) for value in accepted),
-    )
-
-
-def _shown(value: object) -> str:
-    """A value of the specification in words: of its own parts, their names."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Unknown):
-        return f"{value.field} {value.found}"
-    if isinstance(value, Tower):
-        return f"the {value.modality} tower"
-    if isinstance(value, tuple):
-        return ", ".join(map(_shown, value)) or "none"
-    return repr(value)
+        raise refusal(where + "feed_forward.activation", activation, _ACTIVATIONS)
+    require(layer, LAYER_FIELDS, where)
