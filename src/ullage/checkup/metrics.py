@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 import httpx2
 
-from ullage.traffic.bounded import fetch
+from ullage.telemetry.bounded import fetch
 from ullage.traffic.load import Target, client_for
 
 Labels = tuple[tuple[str, str], ...]

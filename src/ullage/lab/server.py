@@ -20,7 +20,7 @@ from ullage.checkup.measure import RunFailed, warm_up
 from ullage.checkup.metrics import parse_page
 from ullage.errors import BadUsage, Unreachable
 from ullage.lab.setting import Setting
-from ullage.traffic.bounded import fetch
+from ullage.telemetry.bounded import fetch
 from ullage.traffic.embedded import EngineDidNotStart, embedded_engine
 from ullage.traffic.load import PlannedRequest, RequestResult, Target, client_for, served_model
 from ullage.traffic.prompts import PromptSource, make_prompt

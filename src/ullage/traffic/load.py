@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from ullage.errors import Unreachable
-from ullage.traffic.bounded import body_of, fetch, lines_of
+from ullage.telemetry.bounded import body_of, fetch, lines_of
 
 # One event of a stream holds one or a few tokens; anything of this size is not a token stream.
 MAX_EVENT_BYTES = 1 << 20

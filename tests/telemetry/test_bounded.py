@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.traffic.bounded import MAX_BODY_BYTES, body_of, fetch, lines_of
+from ullage.telemetry.bounded import MAX_BODY_BYTES, body_of, fetch, lines_of
 
 CHUNK = b"x" * 65536
 
