@@ -53,7 +53,7 @@ def test_a_tile_of_float_products_is_numpys(rows: int, kind: int, with_bias: boo
         weight = torch.from_numpy(weight).bfloat16().float().numpy()
     out = np.full((rows, 64), 7.0, np.float32)
     matmul.tile(
-        kind, held.ctypes.data, NO_SCALES, bias, 96, 3, 10, x.ctypes.data, 0, rows, out
+        kind, held.ctypes.data, NO_SCALES, bias, 96, 3, 10, x.ctypes.data, 0, rows, out, 0, 0
     )  # fmt: skip
     expected = x.astype(np.float64) @ weight[3:10].T.astype(np.float64)
     if with_bias:

@@ -14,6 +14,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+# Bytes that come from memory together.
+CACHE_LINE = 64
+# llvm.prefetch: for reading, into the second cache (the first is full of what is worked on), data.
+_TO_READ_SOON = (0, 2, 1)
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F32 = ir.FloatType()
 
@@ -201,20 +205,51 @@ def _store_totals(
             builder.store(_sum_lanes(builder, total), builder.gep(first, [at]))
 
 
+class _Ahead:
+    """Memory that is wanted next, asked for a little in every round of a loop, without waiting.
+
+    While a loop computes, memory would else stand still: processors look ahead only within what a
+    loop reads by itself, and then seldom over the end of a page.
+    """
+
+    def __init__(self, builder: Any, address: Any, step: Any) -> None:
+        """From `address` on, `step` bytes for every cache line of weights that a round reads."""
+        self._builder, self._step = builder, step
+        self._slot = cgutils.alloca_once(builder, I64)
+        builder.store(address, self._slot)
+
+    def ask(self, round_bytes: int) -> None:
+        """What falls to a round that reads `round_bytes` of weights."""
+        builder, step = self._builder, self._step
+        if round_bytes < CACHE_LINE:
+            part = ir.Constant(I64, CACHE_LINE // round_bytes)
+            step = builder.udiv(step, part)
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for _ in range(max(1, round_bytes // CACHE_LINE)):
+            address = builder.load(self._slot)
+            place = builder.inttoptr(address, I8.as_pointer())
+            builder.call(prefetch, [place, *(ir.Constant(I32, n) for n in _TO_READ_SOON)])
+            builder.store(builder.add(address, step), self._slot)
+
+
 def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
-    """An intrinsic (w, w_stride, x, x_stride, size, out, out_stride) on addresses and counts.
+    """An intrinsic (w, w_stride, x, x_stride, size, out, out_stride, ahead, step) on addresses.
 
     out[r, c] = Σ_i w[c, i]·x[r, i] for `rows` rows of x and `columns` rows of w; strides are in
-    elements, `size` is a multiple of 8 × unroll. Every sum stays in a register.
+    elements, `size` is a multiple of 8 × unroll. Every sum stays in a register. Meanwhile memory
+    from `ahead` on is fetched, `step` bytes for every 64 of w.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        w, w_stride, x, x_stride, size, out, out_stride = args
+        w, w_stride, x, x_stride, size, out, out_stride, ahead, ahead_step = args
         w_rows = _Rows(builder, w, w_stride, columns, kind.weight)
         x_rows = _Rows(builder, x, x_stride, rows, F32)
         parts = [_Sums(builder, rows, columns) for _ in range(unroll)]
+        wanted = _Ahead(builder, ahead, ahead_step)
         zero, step = ir.Constant(I64, 0), ir.Constant(I64, 8 * unroll)
         with cgutils.for_range_slice(builder, zero, size, step) as (at, _):
+            wanted.ask(8 * unroll * columns * _element_bytes(kind.weight))
             for n, part in enumerate(parts):
                 here = builder.add(at, ir.Constant(I64, 8 * n))
                 xs = [x_rows.load(r, here, 8) for r in range(rows)]
@@ -227,30 +262,33 @@ def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
 
     def typing(
         typingctx: Any, w: Any, w_stride: Any, x: Any, x_stride: Any, size: Any, out: Any,
-        out_stride: Any,
+        out_stride: Any, ahead: Any, ahead_step: Any,
     ) -> Any:  # fmt: skip
-        return types.void(*[types.int64] * 7), codegen
+        return types.void(*[types.int64] * 9), codegen
 
     return intrinsic(typing)
 
 
 def int8_block(rows: int) -> Any:
-    """An intrinsic (w, x, x_stride, size, scales, scales_stride, out, out_stride).
+    """An intrinsic (w, x, x_stride, size, scales, scales_stride, out, out_stride, ahead, step).
 
     out[r] = Σ_g scales[r, g]·Σ_i w[i]·x[r, i] over the groups g of GROUP neighbours i; w int8, x
     int16 from −127 to 127, scales and out float32. `size` is a multiple of half a group. What is
-    whole is exact: a group's sum stays below 2²⁴ in each of eight lanes.
+    whole is exact: a group's sum stays below 2²⁴ in each of eight lanes. `ahead`, `step`: as for
+    `dot_block`.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        w, x, x_stride, size, scales, scales_stride, out, out_stride = args
+        w, x, x_stride, size, scales, scales_stride, out, out_stride, ahead, ahead_step = args
         nothing = ir.Constant(I64, 0)
         w_rows = _Rows(builder, w, nothing, 1, I8)
         x_rows = _Rows(builder, x, x_stride, rows, I16)
         scale_rows = _Rows(builder, scales, scales_stride, rows, F32)
         sums = _Sums(builder, rows, 1)
+        wanted = _Ahead(builder, ahead, ahead_step)
 
         def add_group(at: Any, width: int) -> None:
+            wanted.ask(width)
             group = builder.sdiv(at, ir.Constant(I64, GROUP))
             places = [builder.add(at, ir.Constant(I64, lane)) for lane in range(0, width, LANES)]
             weights = [w_rows.load(0, place, LANES) for place in places]
@@ -274,9 +312,9 @@ def int8_block(rows: int) -> Any:
 
     def typing(
         typingctx: Any, w: Any, x: Any, x_stride: Any, size: Any, scales: Any, scales_stride: Any,
-        out: Any, out_stride: Any,
+        out: Any, out_stride: Any, ahead: Any, ahead_step: Any,
     ) -> Any:  # fmt: skip
-        return types.void(*[types.int64] * 8), codegen
+        return types.void(*[types.int64] * 10), codegen
 
     return intrinsic(typing)
 

@@ -1,8 +1,9 @@
 """Products of some rows with a tile of a weight matrix: int8, float32 or bfloat16 weights.
 
 Weights lie [out, in] in memory given by address; rows are taken eight, four, two or one at a time,
-so that a weight once read serves all of them. Which blocks are fastest was measured: for floats
-four rows by two outputs (eight rows in steps of 4 KiB push each other out of the cache).
+so that a weight once read serves all of them, while the next tile's are on their way. Which blocks
+are fastest was measured: for floats four rows by two outputs (eight rows in steps of 4 KiB push
+each other out of the cache).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ullage.engine.kernels.compiling import compiled
-from ullage.engine.kernels.llvm import BFLOAT16, FLOAT32, GROUP, dot_block, int8_block
+from ullage.engine.kernels.llvm import BFLOAT16, CACHE_LINE, FLOAT32, GROUP, dot_block, int8_block
 
 Floats = npt.NDArray[np.float32]
 
@@ -40,72 +41,98 @@ def _num_groups(size: int) -> int:
 num_groups = compiled(_num_groups)
 
 
+def _weight_bytes(kind: int, size: int) -> int:
+    """Of one output's weights."""
+    if kind == KIND_INT8:
+        return size
+    return size * (4 if kind == KIND_FLOAT32 else 2)
+
+
+weight_bytes = compiled(_weight_bytes)
+
+
 def _tile_outputs(kind: int, size: int) -> int:
     """Outputs of one tile of a matrix `size` wide."""
-    width = size if kind == KIND_INT8 else size * (4 if kind == KIND_FLOAT32 else 2)
-    return max(4, min(64, _TILE_BYTES // width))
+    return max(4, min(64, _TILE_BYTES // weight_bytes(kind, size)))
 
 
 def _dots_int8(
     weight: int, size: int, outputs: int, x: int, scales: int, rows: int, out: int,
-    out_stride: int,
-) -> None:  # fmt: skip
-    """float32 out[r, o] = Σ w[o]·x[r], int8 by int16 with x's scales by groups; all addresses."""
+    out_stride: int, ahead: int, share: int,
+) -> int:  # fmt: skip
+    """float32 out[r, o] = Σ w[o]·x[r], int8 by int16 with x's scales by groups; all addresses.
+
+    Memory from `ahead` on is fetched meanwhile; returns where the next such call goes on.
+    """
     groups = num_groups(size)
     for o in range(outputs):
         w, y = weight + o * size, out + 4 * o
         if rows == 8:
-            _int8_8(w, x, size, size, scales, groups, y, out_stride)
+            _int8_8(w, x, size, size, scales, groups, y, out_stride, ahead, share)
         elif rows == 4:
-            _int8_4(w, x, size, size, scales, groups, y, out_stride)
+            _int8_4(w, x, size, size, scales, groups, y, out_stride, ahead, share)
         elif rows == 2:
-            _int8_2(w, x, size, size, scales, groups, y, out_stride)
+            _int8_2(w, x, size, size, scales, groups, y, out_stride, ahead, share)
         else:
-            _int8_1(w, x, size, size, scales, groups, y, out_stride)
+            _int8_1(w, x, size, size, scales, groups, y, out_stride, ahead, share)
+        ahead += size * share // CACHE_LINE
+    return ahead
 
 
 def _dots_float32(
-    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int
-) -> None:
-    """float32 out[r, o] = Σ w[o]·x[r]."""
+    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int, ahead: int,
+    share: int,
+) -> int:  # fmt: skip
+    """float32 out[r, o] = Σ w[o]·x[r]; `ahead` as in `dots_int8`."""
+    each = 4 * size * share // CACHE_LINE
     if rows >= 4:
         for row in range(0, rows, 4):
             x_4, y_4 = x + 4 * row * size, out + 4 * row * out_stride
             for o in range(0, outputs - 1, 2):
                 w, y = weight + 4 * o * size, y_4 + 4 * o
-                _float32_4_2(w, size, x_4, size, size, y, out_stride)
+                _float32_4_2(w, size, x_4, size, size, y, out_stride, ahead, share)
+                ahead += 2 * each
             if outputs % 2:
                 w, y = weight + 4 * (outputs - 1) * size, y_4 + 4 * (outputs - 1)
-                _float32_4(w, size, x_4, size, size, y, out_stride)
-        return
+                _float32_4(w, size, x_4, size, size, y, out_stride, ahead, share)
+                ahead += each
+        return ahead
     for o in range(outputs):
         w, y = weight + 4 * o * size, out + 4 * o
         if rows == 2:
-            _float32_2(w, size, x, size, size, y, out_stride)
+            _float32_2(w, size, x, size, size, y, out_stride, ahead, share)
         else:
-            _float32_1(w, size, x, size, size, y, out_stride)
+            _float32_1(w, size, x, size, size, y, out_stride, ahead, share)
+        ahead += each
+    return ahead
 
 
 def _dots_bfloat16(
-    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int
-) -> None:
+    weight: int, size: int, outputs: int, x: int, rows: int, out: int, out_stride: int, ahead: int,
+    share: int,
+) -> int:  # fmt: skip
     """As `dots_float32`, of weights that are the upper halves of float32."""
+    each = 2 * size * share // CACHE_LINE
     if rows >= 4:
         for row in range(0, rows, 4):
             x_4, y_4 = x + 4 * row * size, out + 4 * row * out_stride
             for o in range(0, outputs - 1, 2):
                 w, y = weight + 2 * o * size, y_4 + 4 * o
-                _bfloat16_4_2(w, size, x_4, size, size, y, out_stride)
+                _bfloat16_4_2(w, size, x_4, size, size, y, out_stride, ahead, share)
+                ahead += 2 * each
             if outputs % 2:
                 w, y = weight + 2 * (outputs - 1) * size, y_4 + 4 * (outputs - 1)
-                _bfloat16_4(w, size, x_4, size, size, y, out_stride)
-        return
+                _bfloat16_4(w, size, x_4, size, size, y, out_stride, ahead, share)
+                ahead += each
+        return ahead
     for o in range(outputs):
         w, y = weight + 2 * o * size, out + 4 * o
         if rows == 2:
-            _bfloat16_2(w, size, x, size, size, y, out_stride)
+            _bfloat16_2(w, size, x, size, size, y, out_stride, ahead, share)
         else:
-            _bfloat16_1(w, size, x, size, size, y, out_stride)
+            _bfloat16_1(w, size, x, size, size, y, out_stride, ahead, share)
+        ahead += each
+    return ahead
 
 
 _int8, _float32 = compiled(_dots_int8), compiled(_dots_float32)
@@ -121,34 +148,49 @@ def _rows_at_once(rows: int) -> int:
     return 2 if rows >= 2 else 1
 
 
-rows_at_once = compiled(_rows_at_once)
+def _share_ahead(kind: int, rows: int) -> int:
+    """What each pass over a tile fetches of the next one, in bytes for every 64 of its own.
+
+    As many passes as there are read a tile's weights once each, and together the next tile's.
+    """
+    rest = rows % 8
+    passes = rows // 8 * (1 if kind == KIND_INT8 else 2) + rest // 4 + rest % 4 // 2 + rest % 2
+    return (CACHE_LINE + passes - 1) // max(1, passes)
+
+
+rows_at_once, share_ahead = compiled(_rows_at_once), compiled(_share_ahead)
 
 
 def _tile(
     kind: int, weight: int, scales_O: Floats, biases_O: Floats, size: int, first: int, last: int,
-    x: int, x_scales: int, rows: int, out_RN: Floats,
-) -> None:  # fmt: skip
+    x: int, x_scales: int, rows: int, out_RN: Floats, ahead: int, share: int,
+) -> int:  # fmt: skip
     """Outputs first … last−1 of `rows` (at most 8, `rows_at_once`) into out_RN[r, o − first].
 
     x is the address of rows [rows, size]: int16 with scales [rows, groups] at x_scales for int8
     weights, else float32. Arrays of size 0 stand for scales and biases that there are none of.
-    Out's rows may be wider.
+    Out's rows may be wider. Meanwhile memory from `ahead` on is fetched, `share` bytes for every 64
+    of weights; returns where the next rows' call goes on with that.
     """
     outputs, stride = last - first, out_RN.shape[1]
     address = out_RN.ctypes.data
     if kind == KIND_INT8:
-        _int8(weight + first * size, size, outputs, x, x_scales, rows, address, stride)
+        w = weight + first * size
+        ahead = _int8(w, size, outputs, x, x_scales, rows, address, stride, ahead, share)
         for r in range(rows):
             for o in range(outputs):
                 out_RN[r, o] *= scales_O[first + o]
     elif kind == KIND_FLOAT32:
-        _float32(weight + 4 * first * size, size, outputs, x, rows, address, stride)
+        w = weight + 4 * first * size
+        ahead = _float32(w, size, outputs, x, rows, address, stride, ahead, share)
     else:
-        _bfloat16(weight + 2 * first * size, size, outputs, x, rows, address, stride)
+        w = weight + 2 * first * size
+        ahead = _bfloat16(w, size, outputs, x, rows, address, stride, ahead, share)
     if biases_O.shape[0] > 0:
         for r in range(rows):
             for o in range(outputs):
                 out_RN[r, o] += biases_O[first + o]
+    return ahead
 
 
 tile, tile_outputs = compiled(_tile), compiled(_tile_outputs)

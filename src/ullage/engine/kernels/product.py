@@ -15,6 +15,7 @@ from ullage.engine.kernels.matmul import (
     MOST_ROWS,
     num_groups,
     rows_at_once,
+    share_ahead,
     tile,
     tile_outputs,
 )
@@ -57,25 +58,28 @@ def _product(
     step = tile_outputs(KIND_INT8, size)
     pieces = (outputs + step - 1) // step
     weight, x = weight_OI.ctypes.data, whole_TI.ctypes.data
-    x_scales = scales_TG.ctypes.data
-    while True:
-        piece = take(counters, 1)
-        if piece >= pieces:
-            break
+    x_scales, share = scales_TG.ctypes.data, share_ahead(KIND_INT8, rows)
+    piece = take(counters, 1)
+    while piece < pieces:
+        # Taken one ahead, so that it is known what to fetch.
+        following = take(counters, 1)
+        ahead = weight + min(following, pieces - 1) * step * size
         first = piece * step
         last = min(outputs, first + step)
         row = 0
         while row < rows:
             block = rows_at_once(rows - row)
-            tile(
+            ahead = tile(
                 KIND_INT8, weight, scales_O, biases_O, size, first, last, x + 2 * row * size,
-                x_scales + 4 * row * scales_TG.shape[1], block, scratch_RN,
+                x_scales + 4 * row * scales_TG.shape[1], block, scratch_RN, ahead,
+                share,
             )  # fmt: skip
             for r in range(block):
                 for o in range(last - first):
                     out_TO[row + r, first + o] = scratch_RN[r, o]
             row += block
         finish(counters, 1)
+        piece = following
     wait(counters, 1, pieces)
     leave(counters)
 

@@ -29,8 +29,10 @@ from ullage.engine.kernels.matmul import (
     MOST_ROWS,
     num_groups,
     rows_at_once,
+    share_ahead,
     tile,
     tile_outputs,
+    weight_bytes,
 )
 from ullage.engine.kernels.storing import store
 from ullage.engine.kernels.team import enter, finish, leave, take, wait
@@ -120,20 +122,22 @@ def _multiply(
     x = whole_N.ctypes.data if kind == KIND_INT8 else x_TI.ctypes.data
     row_bytes = size * (2 if kind == KIND_INT8 else 4)
     scales_at, groups = scales_N.ctypes.data, num_groups(size)
-    step = tile_outputs(kind, size)
+    step, share = tile_outputs(kind, size), share_ahead(kind, rows)
+    tile_bytes = step * weight_bytes(kind, size)
     pieces = (outputs + step - 1) // step
-    while True:
-        piece = take(counters, phase)
-        if piece >= pieces:
-            break
+    piece = take(counters, phase)
+    while piece < pieces:
+        # Taken one ahead, so that it is known which weights to fetch meanwhile.
+        following = take(counters, phase)
+        ahead = weight + min(following, pieces - 1) * tile_bytes
         first = piece * step
         last = min(outputs, first + step)
         row = 0
         while row < rows:
             block = rows_at_once(rows - row)
-            tile(
+            ahead = tile(
                 kind, weight, scales_O, biases_O, size, first, last, x + row * row_bytes,
-                scales_at + 4 * row * groups, block, scratch_RN,
+                scales_at + 4 * row * groups, block, scratch_RN, ahead, share,
             )  # fmt: skip
             for r in range(block):
                 if adds:
@@ -144,6 +148,7 @@ def _multiply(
                         out_TO[row + r, first + o] = scratch_RN[r, o]
             row += block
         finish(counters, phase)
+        piece = following
     wait(counters, phase, pieces)
 
 
@@ -159,27 +164,34 @@ def _multiply_gated(
     x = whole_N.ctypes.data if kind == KIND_INT8 else x_TI.ctypes.data
     row_bytes = size * (2 if kind == KIND_INT8 else 4)
     scales_at, groups = scales_N.ctypes.data, num_groups(size)
-    step = tile_outputs(kind, size)
+    step, share = tile_outputs(kind, size), share_ahead(kind, rows)
+    tile_bytes = step * weight_bytes(kind, size)
     pieces = (outputs + step - 1) // step
-    while True:
-        piece = take(counters, phase)
-        if piece >= pieces:
-            break
+    piece = take(counters, phase)
+    while piece < pieces:
+        # Taken one ahead, so that it is known which weights to fetch meanwhile.
+        following = take(counters, phase)
+        ahead = weight + min(following, pieces - 1) * tile_bytes
+        ahead_up = ahead + outputs * weight_bytes(kind, size)
         first = piece * step
         last = min(outputs, first + step)
         row = 0
         while row < rows:
             block = rows_at_once(rows - row)
             at, few = x + row * row_bytes, scales_at + 4 * row * groups
-            tile(kind, weight, scales_O, biases_O, size, first, last, at, few, block, gate_RN)
-            tile(
+            ahead = tile(
+                kind, weight, scales_O, biases_O, size, first, last, at, few, block, gate_RN,
+                ahead, share,
+            )  # fmt: skip
+            ahead_up = tile(
                 kind, weight, scales_O, biases_O, size, outputs + first, outputs + last, at, few,
-                block, scratch_RN,
+                block, scratch_RN, ahead_up, share,
             )  # fmt: skip
             for r in range(block):
                 silu_times(gate_RN[r], scratch_RN[r], hidden_TF[row + r, first:last])
             row += block
         finish(counters, phase)
+        piece = following
     wait(counters, phase, pieces)
 
 
