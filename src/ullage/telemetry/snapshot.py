@@ -109,7 +109,8 @@ class Snapshot:
     `sources` says for every field that is known which metric it was read from, or by what
     arithmetic from which (`kv_cache_usage_perc × kv_cache_size_tokens`); `absent` says for every
     other field of the vocabulary why it is not. `approximate` names fields whose derivation is
-    not exact (usage × capacity counts whole pages, not tokens).
+    not exact (usage × capacity counts whole pages, not tokens). `dropped` says in words what of
+    the page could not be read, "" when all was.
     """
 
     time_s: float
@@ -122,6 +123,7 @@ class Snapshot:
     absent: Mapping[Name, str]
     gpus: tuple[Gpu, ...] = ()
     approximate: frozenset[Name] = frozenset()
+    dropped: str = ""
 
     def why_absent(self, name: Name) -> str:
         """The reason in words, for a field that is not known."""

@@ -1,0 +1,38 @@
+"""The embedded engine's metrics: vLLM's names, and ullage_ where vLLM has none. Data only.
+
+`serving/metric_table.py` writes them; an embedding server exports the few that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ullage.telemetry.dialects.source import Arithmetic, Dialect, Label, Metric, Source
+from ullage.telemetry.dialects.vllm import CACHE_INFO, COMMON, INFO
+from ullage.telemetry.snapshot import Name
+
+TOTAL_TOKENS = Label(CACHE_INFO, "kv_cache_size_tokens", combine="sum")
+OWN: Mapping[Name, tuple[Source, ...]] = {
+    "kv_cached_tokens": (
+        Arithmetic(
+            Arithmetic(
+                Metric("ullage_kv_cache_cached_bytes"), "÷", Metric("ullage_kv_cache_total_bytes")
+            ),
+            "×",
+            TOTAL_TOKENS,
+            exact=False,
+        ),
+    ),
+}
+
+ULLAGE = Dialect(
+    engine="ullage",
+    title="embedded engine",
+    proof="recorded",
+    versions="0.1",
+    marks=("ullage_engine_info",),
+    fields={**COMMON, **OWN},
+    absent={},
+    info=INFO,
+    hints={"kv_used_ratio": "an embedding server has no KV cache"},
+)

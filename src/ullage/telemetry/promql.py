@@ -1,0 +1,355 @@
+"""Fleet mode: replicas that a Prometheus server already scrapes, read through its HTTP API.
+
+Holds which targets are replicas, which of them were scraped anew, and the way from their series to
+the page that they came from, which `reading` reads as if it had been scraped here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ullage.errors import BadUsage
+from ullage.telemetry.dialects.source import Arithmetic, Dialect, Label, Source
+from ullage.telemetry.dialects.table import DIALECTS
+from ullage.telemetry.prometheus_api import (
+    Access,
+    PrometheusApi,
+    QueryFailed,
+    Series,
+    TooLarge,
+)
+from ullage.telemetry.reading import snapshot_of
+from ullage.telemetry.scrape import Look
+from ullage.telemetry.snapshot import HISTOGRAMS, Name
+
+DISCOVER_EVERY_S = 60.0
+SEEN_WITHIN = "1h"
+"""A target that said something of an engine so long ago is a replica, though it be down."""
+STALE_S = 120.0
+"""Prometheus itself goes on answering with a sample for 300 s where nothing follows it."""
+LATE_FACTOR = 2.5
+GONE_S = 300.0
+"""For so long a replica that is no target any more is still told of."""
+TARGETS_PER_QUERY = 32
+QUERIES_AT_ONCE = 2
+NAMING = ("cluster", "namespace", "pod", "job", "instance")
+MATCHER = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*")\s*(,|$)')
+ENDS = ("_bucket", "_sum", "_count")
+PROCESS = ("process_start_time_seconds", "process_cpu_seconds_total")
+MARKERS: tuple[Name, ...] = ("running", "waiting", "kv_used_ratio", "generation_tokens")
+Key = tuple[tuple[str, str], ...]
+"""The labels of a target, sorted: what Prometheus adds to all that it scrapes there."""
+
+
+@dataclass(slots=True)
+class _Replica:
+    labels: Mapping[str, str]
+    name: str
+    scraped_s: float = -math.inf
+    up: bool = True
+    every_s: float = 0.0
+    seen_s: float = -math.inf  # when it was last among Prometheus' targets
+    look: Look | None = None
+
+
+def selector_of(text: str) -> str:
+    """`job="vllm",cluster=~"eu.*"`, with braces around it or not, as matchers in PromQL.
+
+    Raises:
+        BadUsage: not a list of label matchers.
+    """
+    rest = text.strip()
+    if rest.startswith("{") and rest.endswith("}"):
+        rest = rest[1:-1].strip()
+    whole, found = rest, []
+    while rest:
+        match = MATCHER.match(rest)
+        if match is None or match[1] == "__name__":
+            raise BadUsage(
+                repr(whole[:80]),
+                field="--prometheus-selector",
+                expected='label matchers such as job="vllm",namespace=~"prod.*"',
+            )
+        found.append(f"{match[1]}{match[2]}{match[3]}")
+        rest = rest[match.end() :].strip()
+    return ",".join(found)
+
+
+def quoted(text: str) -> str:
+    """A PromQL string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def any_of(values: Iterable[str]) -> str:
+    """A PromQL string for `=~` that matches exactly these values."""
+    return quoted("|".join(re.escape(value) for value in values))
+
+
+class PrometheusSource:
+    """What `watch` looks at: every replica that the server scrapes and the selector matches.
+
+    With a selector every target is a replica; without one, those that say something of an engine
+    or did within the last hour. Inside one event loop; `close()` when done.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        selector: str = "",
+        access: Access = Access(),  # noqa: B008 (frozen)
+        within_s: float = 10.0,
+    ) -> None:
+        self._api = PrometheusApi(url, access, within_s=within_s)
+        self._selector = selector_of(selector)
+        self._names, self._markers = page_names(), marker_names()
+        self._replicas: dict[Key, _Replica] = {}
+        self._discovered_s = -math.inf
+        self.warnings: tuple[str, ...] = ()
+
+    async def close(self) -> None:
+        await self._api.aclose()
+
+    async def look(self) -> tuple[Look, ...]:
+        """One Look per replica, by name. Never raises: what went wrong is in `error`.
+
+        `time_s` is when Prometheus scraped; a replica that was not scraped since the last call has
+        the same Look again. Without any answer each known replica says so, or the server itself.
+        """
+        now_s = time.time()
+        self.warnings = ()
+        try:
+            await self._find_replicas(now_s)
+            fresh = await self._see_targets(now_s)
+            await self._read(fresh, now_s)
+        except QueryFailed as error:
+            return self._all_failed(f"{self._api.base}: {error}", now_s)
+        self._drop_gone(now_s)
+        if not self._replicas:
+            return (Look(self._api.base, now_s, None, self._why_none()),)
+        replicas = sorted(self._replicas.values(), key=lambda replica: replica.name)
+        return tuple(self._look_of(replica, now_s) for replica in replicas)
+
+    # --- which targets ---
+
+    async def _find_replicas(self, now_s: float) -> None:
+        if now_s - self._discovered_s < DISCOVER_EVERY_S and self._replicas:
+            return
+        said = await self._ask(
+            f"group by (job, instance) (last_over_time("
+            f"{self._select(f'__name__=~{self._markers}')}[{SEEN_WITHIN}]))",
+            now_s,
+        )
+        speaking = {(s.get("job", ""), s.get("instance", "")) for s, _ in said}
+        targets = await self._ask(self._select('__name__="up"'), now_s)
+        labels = [_without_name(series) for series, _ in targets]
+        known = {(one.get("job", ""), one.get("instance", "")) for one in labels}
+        # What reaches the server by remote write may come without `up`.
+        labels += [{"job": job, "instance": instance} for job, instance in sorted(speaking - known)]
+        for one in labels:
+            if self._selector or (one.get("job", ""), one.get("instance", "")) in speaking:
+                self._replicas.setdefault(_key(one), _Replica(one, name_of(one)))
+        self._discovered_s = now_s
+
+    async def _see_targets(self, now_s: float) -> list[_Replica]:
+        """Note who was scraped when; those that were scraped since the last look and answered."""
+        jobs = sorted({r.labels.get("job", "") for r in self._replicas.values()})
+        if not jobs:
+            return []
+        of_jobs = f"job=~{any_of(jobs)}"
+        up = self._select(f'__name__="up",{of_jobs}')
+        marker = self._select(f"__name__=~{self._markers},{of_jobs}")
+        states = {_key(_without_name(s)): float(v) for s, v in await self._ask(up, now_s)}
+        times = {_key(s): float(v) for s, v in await self._ask(f"timestamp({up})", now_s)}
+        said = await self._ask(f"max by (job, instance) (timestamp({marker}))", now_s)
+        spoke = {(s.get("job", ""), s.get("instance", "")): float(v) for s, v in said}
+        fresh = []
+        for key, replica in self._replicas.items():
+            pair = (replica.labels.get("job", ""), replica.labels.get("instance", ""))
+            scraped_s = times.get(key, spoke.get(pair))
+            if scraped_s is None:
+                continue
+            replica.seen_s, replica.up = now_s, states.get(key, 1.0) > 0
+            if scraped_s > replica.scraped_s:
+                if math.isfinite(replica.scraped_s):
+                    replica.every_s = scraped_s - replica.scraped_s
+                replica.scraped_s = scraped_s
+                fresh.append(replica)
+        return [replica for replica in fresh if replica.up]
+
+    def _drop_gone(self, now_s: float) -> None:
+        for key, replica in list(self._replicas.items()):
+            if not math.isfinite(replica.seen_s) or now_s - replica.seen_s > GONE_S:
+                del self._replicas[key]
+
+    # --- what they say ---
+
+    async def _read(self, replicas: Sequence[_Replica], now_s: float) -> None:
+        """Give every replica the Look of its latest scrape."""
+        by_job: dict[str, list[_Replica]] = {}
+        for replica in replicas:
+            by_job.setdefault(replica.labels.get("job", ""), []).append(replica)
+        shards = [
+            group[at : at + TARGETS_PER_QUERY]
+            for group in by_job.values()
+            for at in range(0, len(group), TARGETS_PER_QUERY)
+        ]
+        turn = asyncio.Semaphore(QUERIES_AT_ONCE)
+        await asyncio.gather(*(self._read_shard(shard, now_s, turn) for shard in shards))
+
+    async def _read_shard(
+        self, shard: Sequence[_Replica], now_s: float, turn: asyncio.Semaphore
+    ) -> None:
+        job = quoted(shard[0].labels.get("job", ""))
+        instances = any_of(sorted({r.labels.get("instance", "") for r in shard}))
+        promql = self._select(f"__name__=~{self._names},job={job},instance=~{instances}")
+        try:
+            async with turn:
+                series = await self._ask(promql, now_s)
+        except TooLarge:
+            if len(shard) > 1:
+                half = len(shard) // 2
+                await self._read_shard(shard[:half], now_s, turn)
+                await self._read_shard(shard[half:], now_s, turn)
+                return
+            shard[0].look = Look(
+                shard[0].name, now_s, None, "its series are more than are read at once"
+            )
+            return
+        except QueryFailed as error:
+            # The others' answers stand.
+            for replica in shard:
+                replica.look = Look(replica.name, now_s, None, f"{self._api.base}: {error}")
+            return
+        for replica, page in pages_of(series, shard):
+            snapshot = snapshot_of(page, time_s=replica.scraped_s)
+            replica.look = Look(replica.name, replica.scraped_s, snapshot, "")
+
+    def _look_of(self, replica: _Replica, now_s: float) -> Look:
+        if now_s > replica.seen_s:
+            return Look(replica.name, now_s, None, "no longer among Prometheus' targets")
+        if not replica.up:
+            return Look(
+                replica.name, replica.scraped_s, None, "Prometheus could not scrape it (up is 0)"
+            )
+        age_s = now_s - replica.scraped_s
+        if age_s > max(STALE_S, LATE_FACTOR * replica.every_s):
+            return Look(replica.name, now_s, None, f"Prometheus last scraped it {age_s:,.0f} s ago")
+        return replica.look or Look(replica.name, now_s, None, "not read yet")
+
+    # --- asking ---
+
+    def _select(self, matchers: str) -> str:
+        return f"{{{matchers}{',' if self._selector else ''}{self._selector}}}"
+
+    async def _ask(self, promql: str, time_s: float) -> tuple[Series, ...]:
+        series, warnings = await self._api.query(promql, time_s)
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *warnings)))
+        return series
+
+    def _all_failed(self, error: str, now_s: float) -> tuple[Look, ...]:
+        names = sorted(replica.name for replica in self._replicas.values()) or [self._api.base]
+        return tuple(Look(name, now_s, None, error) for name in names)
+
+    def _why_none(self) -> str:
+        what = f" that matches {{{self._selector}}}" if self._selector else " of a known engine"
+        return f"Prometheus answers, and has no target{what}"
+
+
+def page_names(dialects: Sequence[Dialect] = DIALECTS) -> str:
+    """A PromQL string for `__name__=~` that matches all that a Snapshot is read from."""
+    exact, marks = set(PROCESS), set[str]()
+    for dialect in dialects:
+        for name, sources in dialect.fields.items():
+            read = {metric for source in sources for metric in metrics_in(source)}
+            exact |= read if name not in HISTOGRAMS else {f"{m}{end}" for m in read for end in ENDS}
+        exact |= _info_names(dialect)
+        # A mark that begins no name which is asked for anyway tells engines apart.
+        marks |= {m for m in dialect.marks if not any(name.startswith(m) for name in exact)}
+    return quoted("|".join((*map(re.escape, sorted(exact)), *(f"{re.escape(m)}.*" for m in marks))))
+
+
+def marker_names(dialects: Sequence[Dialect] = DIALECTS) -> str:
+    """A PromQL string for `__name__=~` that matches a few series of every engine."""
+    found = {
+        metric
+        for dialect in dialects
+        for field in MARKERS
+        for source in dialect.fields.get(field, ())
+        for metric in metrics_in(source)
+        if metric.startswith(dialect.marks) or not dialect.unless
+    }
+    return any_of(sorted(found))
+
+
+def metrics_in(source: Source) -> Iterator[str]:
+    """Names of the metrics that a source reads; a histogram's without its end."""
+    if isinstance(source, Arithmetic):
+        yield from metrics_in(source.left)
+        yield from metrics_in(source.right)
+    elif isinstance(source, Label):
+        yield source.metric
+    else:
+        yield source.name
+        if source.weight:
+            yield source.weight
+
+
+def _info_names(dialect: Dialect) -> set[str]:
+    info = dialect.info
+    sources = (info.max_model_len, info.block_size, info.num_blocks)
+    names = {metric for source in sources if source for metric in metrics_in(source)}
+    names |= {*info.settings, *(pair[0] for pair in (info.version, info.adapters) if pair)}
+    return names
+
+
+def name_of(labels: Mapping[str, str]) -> str:
+    """What a target is called: its cluster, its namespace and pod or its job, and its instance."""
+    skip = "job" if labels.get("pod") else "pod"
+    return "/".join(labels[n] for n in NAMING if n != skip and labels.get(n))
+
+
+def pages_of(
+    series: Iterable[Series], replicas: Sequence[_Replica]
+) -> list[tuple[_Replica, bytes]]:
+    """The text exposition that each replica's series came from, without the targets' labels.
+
+    Where two targets share job and instance, a series is of the one whose every label it has.
+    """
+    lines: dict[str, list[str]] = {replica.name: [] for replica in replicas}
+    of_instance: dict[str, list[_Replica]] = {}
+    for replica in replicas:
+        of_instance.setdefault(replica.labels.get("instance", ""), []).append(replica)
+    for labels, value in series:
+        for replica in of_instance.get(labels.get("instance", ""), ()):
+            if all(labels.get(name) == text for name, text in replica.labels.items()):
+                lines[replica.name].append(_line(labels, value, replica.labels))
+                break
+    # In one order, whatever the server's, so that pages with the same keys are read by one plan.
+    return [
+        (r, "\n".join((*sorted(lines[r.name]), "")).encode("utf-8", "replace")) for r in replicas
+    ]
+
+
+def _line(labels: Mapping[str, str], value: str, target: Mapping[str, str]) -> str:
+    inner = ",".join(
+        f"{name.removeprefix('exported_') if name.removeprefix('exported_') in target else name}"
+        f"={quoted(text)}"
+        for name, text in labels.items()
+        if name != "__name__" and name not in target
+    )
+    return f"{labels['__name__']}{{{inner}}} {value}"
+
+
+def _without_name(labels: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in labels.items() if name != "__name__"}
+
+
+def _key(labels: Mapping[str, str]) -> Key:
+    return tuple(sorted(labels.items()))

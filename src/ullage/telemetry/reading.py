@@ -1,0 +1,144 @@
+"""A body of /metrics → Snapshot: identified, read by its dialect, each field sourced or absent.
+
+Holds `snapshot_of` and what other routes told. Pages with the same keys share one plan, so that
+the second scrape of a server costs only its numbers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ullage.telemetry.exposition import Dropped, Rows, Settled, rows_of, settled
+from ullage.telemetry.identify import identify
+from ullage.telemetry.plan import HISTOGRAM_PARTS, Plan, plan_of
+from ullage.telemetry.snapshot import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    LABELLED,
+    Identity,
+    Name,
+    Snapshot,
+)
+
+VOCABULARY: tuple[Name, ...] = (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS)
+MOST_PLANS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a server says of itself on routes other than /metrics. "" or None: it does not say.
+
+    `engine` is a dialect's name where a route shows it (`/ullage/kv`, `/get_server_info`, `/props`,
+    `/info`). `settings` are by the engine's own names. `started_s` is Unix time.
+    """
+
+    engine: str = ""
+    version: str = ""
+    models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    started_s: float | None = None
+
+
+NOTHING_TOLD = Told()
+
+
+def snapshot_of(body: bytes, *, time_s: float, told: Told = NOTHING_TOLD) -> Snapshot:
+    """What the page says, at `time_s` (Unix), in the vocabulary of `telemetry.snapshot`.
+
+    Raises nothing: of a page that is no exposition, or that no dialect knows, everything is absent
+    with the reason, and `identity.engine` is "".
+    """
+    rows = rows_of(body)
+    cut_short = rows.truncated > 0 or rows.beyond > 0
+    key: _Key = (rows.digest(), told.engine, cut_short, frozenset())
+    plan = _PLANS.get(key)
+    if plan is not None:
+        _PLANS.move_to_end(key)
+        try:
+            return _snapshot(plan, rows, time_s, told)
+        except ValueError:
+            pass  # a value that is no number: its line is dropped below
+    found = settled(rows)
+    if not found.plain:
+        key = (found.rows.digest(), told.engine, cut_short, found.damaged)
+        plan = _PLANS.get(key)
+    elif plan is None:
+        plan = _PLANS.get(key)
+    if plan is None:
+        plan = _PLANS[key] = _plan(found, told.engine, cut_short)
+        if len(_PLANS) > MOST_PLANS:
+            _PLANS.popitem(last=False)
+    return _snapshot(plan, found.rows, time_s, told)
+
+
+_Key = tuple[bytes, str, bool, frozenset[str]]
+_PLANS: OrderedDict[_Key, Plan] = OrderedDict()
+
+
+def _plan(found: Settled, told_engine: str, cut_short: bool) -> Plan:
+    damaged = found.damaged
+    names = {one.name for one in found.series if one}
+    if cut_short:
+        last = next((one.name for one in reversed(found.series) if one), "")
+        damaged |= _family(last)
+    identified = identify(names, told_engine)
+    if identified.dialect is None:
+        plan = Plan(None)
+        plan.absent.update(dict.fromkeys(VOCABULARY, identified.reason))
+    else:
+        plan = plan_of(found.series, identified.dialect, damaged)
+    plan.malformed = found.malformed
+    plan.duplicates = sum(one is not None for one in found.series) - len(set(found.series) - {None})
+    return plan
+
+
+def _family(name: str) -> frozenset[str]:
+    """Every sample name of the family that `name` is of: its last lines may be cut off."""
+    base = name
+    for ending in HISTOGRAM_PARTS:
+        base = base.removesuffix(ending)
+    return frozenset({name, base, *(base + ending for ending in HISTOGRAM_PARTS)})
+
+
+def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
+    read = plan.read(rows.values)
+    sources, absent = plan.sources, plan.absent
+    approximate = plan.approximate
+    if read.absent:
+        sources = {name: text for name, text in sources.items() if name not in read.absent}
+        absent = {**absent, **read.absent}
+        approximate = approximate - read.absent.keys()
+    dropped = Dropped(rows.truncated, plan.malformed, plan.duplicates, rows.beyond)
+    return Snapshot(
+        time_s=time_s,
+        identity=_identity(plan, told, read.started_s),
+        gauges=read.gauges,
+        counters=read.counters,
+        labelled=read.labelled,
+        histograms=read.histograms,
+        sources=sources,
+        absent=absent,
+        approximate=approximate,
+        dropped=dropped.in_words(),
+    )
+
+
+def _identity(plan: Plan, told: Told, started_s: float | None) -> Identity:
+    page = plan.identity
+    return Identity(
+        engine=plan.dialect.engine if plan.dialect else "",
+        version=told.version or page.version,
+        models=told.models or page.models,
+        max_model_len=told.max_model_len or page.max_model_len,
+        block_size=page.block_size,
+        num_blocks=page.num_blocks,
+        num_engines=page.num_engines,
+        adapters=told.adapters or page.adapters,
+        settings={**page.settings, **told.settings} if told.settings else page.settings,
+        started_s=told.started_s if told.started_s is not None else started_s,
+    )

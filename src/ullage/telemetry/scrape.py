@@ -1,0 +1,195 @@
+"""Asking many engines for their metrics, over and over: URL → Look.
+
+Holds the schedule (when whom), the path that answers, and back-off from the dead. HTTP is
+`wire.py`'s, the meaning of a page `reading.py`'s, what happened over time `watch.history`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ullage.errors import BadUsage
+from ullage.telemetry.reading import Told, snapshot_of
+from ullage.telemetry.snapshot import Snapshot
+from ullage.telemetry.wire import Answer, Connection, NoAnswer, origin_and_path
+
+# Where engines keep their page, in the order in which they are tried. trtllm-serve answers
+# /metrics with JSON of its iterations and keeps Prometheus' page at the other.
+PATHS = ("/metrics", "/prometheus/metrics")
+MAX_TIMEOUT_S = 10.0
+"""As Prometheus' scrape_timeout: an engine that is busy may take seconds to answer."""
+GAP_S = 0.02
+"""Between the starts of two endpoints' scrapes, where the interval has room for it."""
+SPREAD = 0.8
+"""The share of an interval over which scrapes are spread; the rest is for the last answers."""
+MAX_BACKOFF_S = 30.0
+MAX_REASON_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One scrape of one endpoint: its snapshot, or None and why not.
+
+    `url` names the endpoint as it was given, `time_s` (Unix) is when it answered or failed. A look
+    with the time of the one before is that one again: it was not asked since. `pod` is what
+    Kubernetes says of it, where it was asked.
+    """
+
+    url: str
+    time_s: float
+    snapshot: Snapshot | None
+    error: str = ""
+    pod: Mapping[str, str] | None = None
+
+
+class Clock:
+    """Unix time that never goes back nor jumps, whatever is done to the machine's clock."""
+
+    def __init__(self) -> None:
+        self._ahead_s = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+
+class Endpoint:
+    """One URL: where its page is, who answers there, and when it may be asked again."""
+
+    def __init__(self, url: str, *, api_key: str | None, clock: Clock) -> None:
+        origin, path = origin_and_path(url)
+        self.url = url
+        self._clock = clock
+        self._connection = Connection(origin, api_key=api_key)
+        given = next((known for known in reversed(PATHS) if path.endswith(known)), None)
+        self._base = path.removesuffix(given) if given else path
+        self._paths = (path,) if given else tuple(self._base + known for known in PATHS)
+        self._path: str | None = None
+        self._told: Told | None = None
+        self._num_failed = 0
+        self._not_before_s = 0.0
+        self._last: Look | None = None
+
+    async def look(self, within_s: float) -> Look:
+        """A scrape that is over within `within_s`; the last look again while it backs off."""
+        if self._last is not None and self._clock.now() < self._not_before_s:
+            return self._last
+        try:
+            async with asyncio.timeout(within_s):
+                snapshot = await self._snapshot()
+        except TimeoutError:
+            return self._failed(f"no whole answer within {within_s:g} s", within_s)
+        except NoAnswer as error:
+            return self._failed(str(error), within_s)
+        self._num_failed = 0
+        self._last = Look(self.url, snapshot.time_s, snapshot)
+        return self._last
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _failed(self, reason: str, within_s: float) -> Look:
+        now_s = self._clock.now()
+        self._num_failed += 1
+        self._told = None  # whoever answers next may be another process
+        pause_s = min(MAX_BACKOFF_S, within_s * 2 ** min(self._num_failed - 2, 10))
+        self._not_before_s = now_s + (pause_s if self._num_failed > 1 else 0.0)
+        self._last = Look(self.url, now_s, None, reason[:MAX_REASON_CHARS])
+        return self._last
+
+    async def _snapshot(self) -> Snapshot:
+        body = await self._page()
+        time_s = self._clock.now()
+        return snapshot_of(body, time_s=time_s, told=self._told or Told())
+
+    async def _page(self) -> bytes:
+        """The page's body. Raises NoAnswer that says what every path answered."""
+        refusals = []
+        for path in (self._path,) if self._path else self._paths:
+            answer = await self._following(path)
+            refusal = _why_not_a_page(answer)
+            if not refusal:
+                self._path = self._path or path
+                return answer.body
+            refusals.append(f"{path}: {refusal}")
+        self._path = None
+        raise NoAnswer("; ".join(refusals))
+
+    async def _following(self, path: str) -> Answer:
+        """The answer at `path`, or where it says that the page is, if that is the same path with
+        a slash (as applications mounted under a path answer)."""
+        answer = await self._connection.get(path)
+        to = answer.headers.get("location", "")
+        if answer.status in (301, 302, 307, 308) and to.partition("://")[2].partition("/")[2]:
+            to = "/" + to.partition("://")[2].partition("/")[2]
+        return await self._connection.get(to) if to == path + "/" else answer
+
+
+def _why_not_a_page(answer: Answer) -> str:
+    """ "" for what may be a page of metrics: what it means is for its reader to say."""
+    if answer.status in (401, 403):
+        return f"HTTP {answer.status}: it wants another key"
+    if 300 <= answer.status < 400:
+        return f"it sends elsewhere, to {answer.headers.get('location', '')[:80]!r}"
+    if answer.status != 200:
+        return f"HTTP {answer.status}"
+    start = answer.body[:64].lstrip()
+    if start.startswith((b'{"', b"[", b"{}", b"{ ", b"{\n")):
+        return "JSON instead of metrics"
+    if start.startswith(b"<"):
+        return "a web page instead of metrics"
+    return ""
+
+
+class DirectSource:
+    """Endpoints that are scraped from here: at most one question at a time to each.
+
+    Scrapes are spread over the interval in the order of the URLs, always the same, so that each
+    endpoint is asked at a steady pace. One that has not answered when the round is over goes on
+    until its own time is up, and its answer counts in the round after.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], *, interval_s: float = 5.0, api_key: str | None = None
+    ) -> None:
+        if not urls:
+            raise BadUsage("no URL", expected="at least one endpoint to watch")
+        clock = Clock()
+        self._endpoints = [
+            Endpoint(url, api_key=api_key, clock=clock) for url in dict.fromkeys(urls)
+        ]
+        self._clock = clock
+        self._interval_s = interval_s
+        self._within_s = min(MAX_TIMEOUT_S, max(1.0, 2 * interval_s))
+        self._running: dict[Endpoint, asyncio.Task[Look]] = {}
+
+    async def look(self) -> tuple[Look, ...]:
+        """One look at each endpoint, in the order of the URLs, within one interval."""
+        gap_s = min(GAP_S, SPREAD * self._interval_s / len(self._endpoints))
+        for place, endpoint in enumerate(self._endpoints):
+            if endpoint not in self._running:
+                asked = self._ask(endpoint, place * gap_s)
+                self._running[endpoint] = asyncio.create_task(asked)
+        await asyncio.wait(self._running.values(), timeout=max(1.0, 0.95 * self._interval_s))
+        return tuple(self._taken(endpoint) for endpoint in self._endpoints)
+
+    async def close(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._running.clear()
+        for endpoint in self._endpoints:
+            endpoint.close()
+
+    async def _ask(self, endpoint: Endpoint, delay_s: float) -> Look:
+        await asyncio.sleep(delay_s)
+        return await endpoint.look(self._within_s)
+
+    def _taken(self, endpoint: Endpoint) -> Look:
+        task = self._running[endpoint]
+        if not task.done():
+            return Look(endpoint.url, self._clock.now(), None, "it has not answered yet")
+        del self._running[endpoint]
+        return task.result()
