@@ -10,16 +10,21 @@ from dataclasses import dataclass
 
 from ullage.findings.answer import Answer, finding_of
 from ullage.findings.finding import Finding, Severity
+from ullage.watch.peers import Peers
 from ullage.watch.view import View
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One replica and all that are watched with it (itself included), at `time_s` (Unix)."""
+    """One replica and all that are watched with it (itself included), at `time_s` (Unix).
+
+    `peers` is what the fleet's replicas of each model do, worked out once for all of them.
+    """
 
     view: View
     fleet: tuple[View, ...]
     time_s: float
+    peers: Peers
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Holds the values only; `history.py` makes them from snapshots.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ullage.telemetry.histogram import Histogram
 from ullage.telemetry.snapshot import Counter, Gauge, Histograms, Labelled, Snapshot
@@ -77,7 +77,9 @@ class View:
     answer, None when there never was one; `error` says why the last scrape failed, "" when it did
     not. `last` is since the scrape before, `recent` the last RECENT_S, `past` up to PAST_S before
     that; None until two scrapes lie in them. `unchanged_s`: for how long every number of the page
-    has stood still (process and Python metrics aside). `pod` is what Kubernetes says of it.
+    has stood still (process and Python metrics aside). `still_s`: for how long each
+    counter that is known has not risen (0 where it did since the scrape before). `pod` is what
+    Kubernetes says of it.
     """
 
     url: str
@@ -88,4 +90,5 @@ class View:
     past: Span | None
     changes: tuple[Change, ...] = ()
     unchanged_s: float = 0.0
+    still_s: Mapping[Counter, float] = field(default_factory=dict)
     pod: Mapping[str, str] | None = None
