@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ullage.errors import BadUsage
 from ullage.telemetry.reading import Told, snapshot_of
-from ullage.telemetry.snapshot import Snapshot
+from ullage.telemetry.snapshot import Identity, Snapshot
+from ullage.telemetry.told import MODELS, routes_of, told_of
 from ullage.telemetry.wire import Answer, Connection, NoAnswer, origin_and_path
 
 # Where engines keep their page, in the order in which they are tried. trtllm-serve answers
@@ -27,6 +28,11 @@ SPREAD = 0.8
 """The share of an interval over which scrapes are spread; the rest is for the last answers."""
 MAX_BACKOFF_S = 30.0
 MAX_REASON_CHARS = 200
+TELL_AGAIN_S = 60.0
+"""How often the models are asked for again: adapters come and go while a server runs."""
+TELL_WITHIN_S = 2.0
+SAME_START_S = 2.0
+"""Start times nearer than this are one process: some are worked out from a clock that is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,10 @@ class Endpoint:
         self._base = path.removesuffix(given) if given else path
         self._paths = (path,) if given else tuple(self._base + known for known in PATHS)
         self._path: str | None = None
+        self._bodies: dict[str, bytes] = {}  # what tells of it, by route
         self._told: Told | None = None
+        self._told_again_s = 0.0
+        self._started_s: float | None = None
         self._num_failed = 0
         self._not_before_s = 0.0
         self._last: Look | None = None
@@ -93,7 +102,7 @@ class Endpoint:
     def _failed(self, reason: str, within_s: float) -> Look:
         now_s = self._clock.now()
         self._num_failed += 1
-        self._told = None  # whoever answers next may be another process
+        self._forget()  # whoever answers next may be another process
         pause_s = min(MAX_BACKOFF_S, within_s * 2 ** min(self._num_failed - 2, 10))
         self._not_before_s = now_s + (pause_s if self._num_failed > 1 else 0.0)
         self._last = Look(self.url, now_s, None, reason[:MAX_REASON_CHARS])
@@ -102,7 +111,44 @@ class Endpoint:
     async def _snapshot(self) -> Snapshot:
         body = await self._page()
         time_s = self._clock.now()
+        snapshot = snapshot_of(body, time_s=time_s, told=self._told or Told())
+        if self._is_another(snapshot.identity):
+            self._forget()
+        if self._told is not None and time_s < self._told_again_s:
+            return snapshot
+        await self._ask_who(snapshot.identity.engine)
         return snapshot_of(body, time_s=time_s, told=self._told or Told())
+
+    def _is_another(self, identity: Identity) -> bool:
+        """Whether the page says that another process answers than did before."""
+        before_s, self._started_s = self._started_s, identity.started_s or self._started_s
+        if before_s is None or identity.started_s is None:
+            return False
+        return abs(identity.started_s - before_s) > SAME_START_S
+
+    def _forget(self) -> None:
+        self._bodies.clear()
+        self._told = None
+
+    async def _ask_who(self, engine: str) -> None:
+        """Ask what tells who answers: all of it once, the models again every TELL_AGAIN_S."""
+        for route in routes_of(engine):
+            before = self._bodies.get(route, b"")
+            if not before or route == MODELS:
+                self._bodies[route] = await self._telling(route) or before
+        # Some replicas a little earlier, so that not all are asked in one round.
+        early_s = TELL_AGAIN_S / 2 * (hash(self.url) % 1000) / 1000 if self._told is None else 0.0
+        self._told = told_of(self._bodies)
+        self._told_again_s = self._clock.now() + TELL_AGAIN_S - early_s
+
+    async def _telling(self, route: str) -> bytes:
+        """The route's body, b"" where there is none. A page that came is not lost for it."""
+        try:
+            async with asyncio.timeout(TELL_WITHIN_S):
+                answer = await self._connection.get(self._base + route)
+        except (NoAnswer, TimeoutError):
+            return b""
+        return answer.body if answer.status == 200 else b""
 
     async def _page(self) -> bytes:
         """The page's body. Raises NoAnswer that says what every path answered."""
@@ -182,6 +228,7 @@ class DirectSource:
         self._running.clear()
         for endpoint in self._endpoints:
             endpoint.close()
+        await asyncio.sleep(0)  # for the transports to see that they are closed
 
     async def _ask(self, endpoint: Endpoint, delay_s: float) -> Look:
         await asyncio.sleep(delay_s)

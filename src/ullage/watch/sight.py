@@ -29,10 +29,14 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A round, at `time_s` (Unix). `incidents` newest first, the ended ones of the last day too."""
+    """A round, at `time_s` (Unix). `incidents` newest first, the ended ones of the last day too.
+
+    `error` says why the source itself (not a replica) could not be asked this time, "" if it could.
+    """
 
     time_s: float
     interval_s: float
     views: tuple[View, ...]
     judged: tuple[Judged, ...]
     incidents: tuple[Incident, ...]
+    error: str = ""

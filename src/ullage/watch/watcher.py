@@ -1,0 +1,76 @@
+"""The rounds of watching: source → histories → rules → incidents → Sight, at a steady pace.
+
+Holds the loop. Asking is the source's (`telemetry.scrape`, `telemetry.promql`), judging the
+rules', showing is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from ullage.telemetry.scrape import Clock, Look
+from ullage.watch.history import History
+from ullage.watch.sight import Sight
+
+FORGET_S = 900.0
+"""How long a replica that its source no longer names stays in sight, as one that is gone."""
+GONE = "its source no longer names it"
+
+
+class Source(Protocol):
+    """Where looks come from: one for each replica that is known, whatever became of it."""
+
+    async def look(self) -> tuple[Look, ...]: ...
+
+
+class Watcher:
+    """Watches what a source names, every `interval_s` seconds."""
+
+    def __init__(self, source: Source, interval_s: float = 5.0) -> None:
+        assert interval_s > 0
+        self._source = source
+        self._interval_s = interval_s
+        self._histories: dict[str, History] = {}
+        self._named_s: dict[str, float] = {}
+        self._clock = Clock()
+
+    async def rounds(self) -> AsyncIterator[Sight]:
+        """A Sight per round, without end. Rounds begin at whole intervals after the first; those
+        that a slow round ran over are left out, not made up for."""
+        begin_s = time.monotonic()
+        while True:
+            yield await self.round()
+            gone_s = time.monotonic() - begin_s
+            await asyncio.sleep(self._interval_s - gone_s % self._interval_s)
+
+    async def round(self) -> Sight:
+        """One round, now. A source that fails is said in the Sight, and in every replica's view."""
+        error = ""
+        try:
+            looks = await self._source.look()
+        except Exception as raised:  # whatever a source runs into, watching goes on and says so
+            error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
+            now_s = self._clock.now()
+            looks = tuple(Look(url, now_s, None, error) for url in self._histories)
+        time_s = self._clock.now()
+        self._push(looks, time_s)
+        views = tuple(history.view() for history in self._histories.values())
+        return Sight(time_s, self._interval_s, views, (), (), error=error)
+
+    def _push(self, looks: tuple[Look, ...], time_s: float) -> None:
+        for look in looks:
+            history = self._histories.get(look.url)
+            if history is None:
+                history = self._histories[look.url] = History(look.url)
+            history.push(look)
+            self._named_s[look.url] = time_s
+        for url, named_s in list(self._named_s.items()):
+            if named_s == time_s:
+                continue
+            if time_s - named_s > FORGET_S:
+                del self._named_s[url], self._histories[url]
+            else:
+                self._histories[url].push(Look(url, time_s, None, GONE))
