@@ -101,11 +101,13 @@ class History:
         self._before: Mark | None = None
         self._step: Mark | None = None
         self._now = None
+        self._rose_s: dict[Counter, float] = {}  # when each counter last was another
 
     def _take(self, snapshot: Snapshot) -> None:
         self._known.take(snapshot.identity, snapshot.time_s)
         if self._now is None or not _same_numbers(snapshot, self._now):
             self._moved_s = snapshot.time_s
+        self._note_rises(snapshot)
         try:
             step = self._step_to(snapshot)
         except (TooManyPlaces, TooManySeries):
@@ -115,6 +117,12 @@ class History:
         self._num_failed = 0
         self._before, self._step = self._step, step
         self._keep(step)
+
+    def _note_rises(self, snapshot: Snapshot) -> None:
+        before = self._now.counters if self._now is not None else {}
+        for name, value in snapshot.counters.items():
+            if before.get(name) != value:
+                self._rose_s[name] = snapshot.time_s
 
     def _step_to(self, snapshot: Snapshot) -> Mark:
         started_s = snapshot.identity.started_s
@@ -161,7 +169,7 @@ class History:
         recent = self._span([*self._new, *([self._open] if self._open else [])])
         past = self._span([*self._old, *islice(self._new, 1)])
         last = self._span([mark for mark in (self._before, self._step) if mark])
-        still_s = self._now.time_s - self._moved_s if self._now else 0.0
+        now = self._now
         return View(
             self._url,
             self._now,
@@ -170,7 +178,8 @@ class History:
             recent,
             past,
             changes=self._known.changes,
-            unchanged_s=still_s,
+            unchanged_s=now.time_s - self._moved_s if now else 0.0,
+            still_s={name: now.time_s - self._rose_s[name] for name in now.counters} if now else {},
             pod=self._pod,
         )
 
