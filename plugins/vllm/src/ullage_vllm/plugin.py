@@ -1,0 +1,145 @@
+"""The two entry points that vLLM loads, and how the plugin is put together inside a server.
+
+Everything happens only with ULLAGE_VLLM=1 on a vLLM that is known; else one warning, and vLLM is
+as if this were not installed. What is done then is in the other modules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ullage_vllm import versions
+
+log = logging.getLogger("vllm.ullage")
+
+_warned: set[str] = set()
+
+
+def general() -> None:
+    """`vllm.general_plugins`: called in every process of vLLM, perhaps several times."""
+    if versions.asked_for() and _known():
+        try:
+            from vllm.v1.engine.core import EngineCore
+
+            from ullage_vllm import engine
+
+            engine.add_methods(EngineCore)
+        except Exception as error:  # it must not stop a server
+            _warn(f"steps aside: {error!r}")
+
+
+def endpoint() -> Endpoint:
+    """`vllm.endpoint_plugins`: called in API processes, where VLLM_PLUGINS names `ullage`."""
+    return Endpoint(on=versions.asked_for() and _known())
+
+
+class Endpoint:
+    """vLLM's EndpointPlugin: adds the middleware, and fills `site` once there is an engine."""
+
+    name = "ullage"
+    required_tasks = None
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+        self.site: Any = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def attach_router(self, app: Any) -> None:
+        if self._on:
+            from ullage_vllm.routes import Middleware
+
+            app.add_middleware(Middleware, holder=self)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:  # noqa: ARG002
+        # The render server has no engine.
+        if not self._on or engine_client is None:
+            return
+        try:
+            await self._begin(engine_client, args)
+        except Exception as error:  # it must not stop a server
+            self.site = None
+            _warn(f"steps aside: {error!r}")
+
+    async def _begin(self, engine_client: Any, args: Any) -> None:
+        from ullage_vllm import engines
+
+        missing = engines.lacking(engine_client)
+        if missing:
+            _warn(f"steps aside: this vLLM has no {', '.join(missing)}")
+            return
+        self.site, watching = await _build(engine_client, args)
+        self._watching = asyncio.get_running_loop().create_task(watching.run())
+        self._watching.add_done_callback(_say_why_it_ended)
+
+
+async def _build(client: Any, args: Any) -> tuple[Any, Any]:
+    import vllm.envs as envs
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    from ullage_vllm import draining, engines, keys, metrics, routes
+
+    cores = engines.Engines(client)
+    core = client.engine_core
+    missing = await _attached(cores)
+    if missing:
+        _warn(missing)
+    try:
+        folder = draining.shared_folder(core.client_count)
+        drain = draining.Draining(folder, core.client_index, core.client_count)
+    except RuntimeError as error:
+        _warn(f"cannot drain: {error}")
+        drain = None
+    model = client.vllm_config.model_config.served_model_name
+    counted = metrics.cancelled_counter(PrometheusStatLogger._counter_cls)
+    site = routes.Site(
+        cores,
+        drain,
+        keys.Keys(keys.expected(args.api_key, envs.VLLM_API_KEY)),
+        lambda count: counted.labels(model, "operator").inc(count),
+        missing,
+    )
+    # Every API process would count the same engine cores: the first does.
+    series = None
+    if not missing and client.log_stats and core.client_index == 0:
+        series = metrics.Metrics(
+            model,
+            cores.indexes,
+            PrometheusStatLogger._gauge_cls,
+            PrometheusStatLogger._counter_cls,
+        )
+    return site, metrics.Watching(cores, drain or draining.Draining(), series)
+
+
+async def _attached(cores: Any) -> str:
+    """Have every engine core watch; why one cannot, or ""."""
+    from ullage_vllm.engines import NoAnswer
+
+    try:
+        answers = await cores.ask("ullage_attach")
+    except NoAnswer as silence:
+        return f"the engine cannot be asked: {silence}"
+    missing = sorted({path for answer in answers for path in answer})
+    return f"steps aside: this vLLM lacks {', '.join(missing)}" if missing else ""
+
+
+def _known() -> bool:
+    from vllm.version import __version__ as version
+
+    objection = versions.objection(version)
+    if objection:
+        _warn(f"steps aside: {objection}")
+    return not objection
+
+
+def _warn(sentence: str) -> None:
+    """Once in a process."""
+    if sentence not in _warned:
+        _warned.add(sentence)
+        log.warning("ullage %s", sentence)
+
+
+def _say_why_it_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("ullage stopped counting: %s", task.exception(), exc_info=task.exception())
