@@ -143,7 +143,7 @@ class PrometheusSource:
             return
         said = await self._ask(
             f"group by (job, instance) (last_over_time("
-            f"{self._select(f'__name__=~{self._markers}')}[{SEEN_WITHIN}]))",
+            f"{self._select(f'__name__=~{any_of(self._markers)}')}[{SEEN_WITHIN}]))",
             now_s,
         )
         speaking = {(s.get("job", ""), s.get("instance", "")) for s, _ in said}
@@ -164,11 +164,11 @@ class PrometheusSource:
             return []
         of_jobs = f"job=~{any_of(jobs)}"
         up = self._select(f'__name__="up",{of_jobs}')
-        marker = self._select(f"__name__=~{self._markers},{of_jobs}")
         states = {_key(_without_name(s)): float(v) for s, v in await self._ask(up, now_s)}
         times = {_key(s): float(v) for s, v in await self._ask(f"timestamp({up})", now_s)}
-        said = await self._ask(f"max by (job, instance) (timestamp({marker}))", now_s)
-        spoke = {(s.get("job", ""), s.get("instance", "")): float(v) for s, v in said}
+        spoke = {}
+        if not states.keys() >= self._replicas.keys():
+            spoke = await self._spoke(of_jobs, now_s)
         fresh = []
         for key, replica in self._replicas.items():
             pair = (replica.labels.get("job", ""), replica.labels.get("instance", ""))
@@ -182,6 +182,17 @@ class PrometheusSource:
                 replica.scraped_s = scraped_s
                 fresh.append(replica)
         return [replica for replica in fresh if replica.up]
+
+    async def _spoke(self, matchers: str, now_s: float) -> dict[tuple[str, str], float]:
+        """When each (job, instance) last said anything of an engine, for those without `up`."""
+        each = (
+            # Not by one pattern: timestamp() drops names, and then two series would be the same.
+            f"max by (job, instance) (timestamp("
+            f"{self._select(f'__name__={quoted(marker)},{matchers}')}))"
+            for marker in self._markers
+        )
+        said = await self._ask(" or ".join(each), now_s)
+        return {(s.get("job", ""), s.get("instance", "")): float(v) for s, v in said}
 
     def _drop_gone(self, now_s: float) -> None:
         for key, replica in list(self._replicas.items()):
@@ -275,17 +286,16 @@ def page_names(dialects: Sequence[Dialect] = DIALECTS) -> str:
     return quoted("|".join((*map(re.escape, sorted(exact)), *(f"{re.escape(m)}.*" for m in marks))))
 
 
-def marker_names(dialects: Sequence[Dialect] = DIALECTS) -> str:
-    """A PromQL string for `__name__=~` that matches a few series of every engine."""
+def marker_names(dialects: Sequence[Dialect] = DIALECTS) -> tuple[str, ...]:
+    """A few metrics of every engine, of which one is on each of its pages."""
     found = {
         metric
         for dialect in dialects
         for field in MARKERS
         for source in dialect.fields.get(field, ())
         for metric in metrics_in(source)
-        if metric.startswith(dialect.marks) or not dialect.unless
     }
-    return any_of(sorted(found))
+    return tuple(sorted(found))
 
 
 def metrics_in(source: Source) -> Iterator[str]:
