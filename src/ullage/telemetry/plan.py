@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from ullage.telemetry.dialects.source import Arithmetic, Dialect, Info, Label, Metric, Source
+from ullage.telemetry.dialects.source import Dialect, Info, Label, Metric, Source
 from ullage.telemetry.exposition import Labels, Series, number_of, select
 from ullage.telemetry.histogram import Histogram
 from ullage.telemetry.snapshot import (
@@ -40,7 +40,8 @@ PARTS: tuple[tuple[Gauge, Gauge], ...] = (
     ("kv_cached_tokens", "kv_total_tokens"),
 )
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count", "_created")
-STARTED = "process_start_time_seconds"
+STARTED = Metric("process_start_time_seconds", combine="max")
+Fact = Literal["started_s", "max_model_len", "block_size", "num_blocks"]
 
 
 class Unknown(Exception):
@@ -56,9 +57,6 @@ class PageIdentity:
     adapters: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     num_engines: int = 1
-    max_model_len: int | None = None
-    block_size: int | None = None
-    num_blocks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Read:
     labelled: dict[Labelled, Mapping[str, float]]
     histograms: dict[Histograms, Histogram]
     absent: dict[Name, str]
-    started_s: float | None
+    facts: dict[Fact, float]
 
 
 Number = Callable[[Numbers], float]
@@ -94,7 +92,7 @@ class Plan:
     sources: dict[Name, str] = field(default_factory=dict)
     absent: dict[Name, str] = field(default_factory=dict)
     approximate: frozenset[Name] = frozenset()
-    started: Number | None = None
+    facts: list[tuple[Fact, Number]] = field(default_factory=list)
     malformed: int = 0
     duplicates: int = 0
 
@@ -108,7 +106,7 @@ class Plan:
             _each(self.labelled, numbers, spoiled),
             _each(self.histograms, numbers, spoiled),
             spoiled,
-            self._started(numbers),
+            _facts(self.facts, numbers),
         )
         _judge(found.gauges, self.sources, spoiled)
         return found
@@ -122,12 +120,6 @@ class Plan:
             raise ValueError("a number with underscores")
         return list(map(float, picked))
 
-    def _started(self, numbers: Numbers) -> float | None:
-        try:
-            return self.started(numbers) if self.started else None
-        except Unknown:
-            return None
-
 
 def _each(
     steps: Sequence[tuple[Kind, Callable[[Numbers], Value]]],
@@ -140,6 +132,16 @@ def _each(
             found[name] = value_of(numbers)
         except Unknown as why:
             spoiled[name] = str(why)
+    return found
+
+
+def _facts(steps: Sequence[tuple[Fact, Number]], numbers: Numbers) -> dict[Fact, float]:
+    found: dict[Fact, float] = {}
+    for name, value_of in steps:
+        try:
+            found[name] = value_of(numbers)
+        except Unknown:
+            continue
     return found
 
 
@@ -183,14 +185,19 @@ class _Maker:
         approximate: set[Name] = set()
         for name, sources in dialect.fields.items():
             source = self._field(name, sources, dialect.hints.get(name, ""))
-            if isinstance(source, Arithmetic) and not source.exact:
+            if source is not None and not source.exact:
                 approximate.add(name)
         plan.absent.update(dialect.absent)
         plan.approximate = frozenset(approximate)
-        try:
-            plan.started = self._metric(Metric(STARTED, combine="max"))
-        except Unknown:
-            plan.started = None
+        facts: dict[Fact, Source | None] = {
+            "started_s": STARTED,
+            "max_model_len": dialect.info.max_model_len,
+            "block_size": dialect.info.block_size,
+            "num_blocks": dialect.info.num_blocks,
+        }
+        for fact, source in facts.items():
+            if source is not None:
+                self._add_fact(fact, source)
 
     def _field(self, name: Name, sources: tuple[Source, ...], hint: str) -> Source | None:
         """Add the first of the sources that the page has; which it was."""
@@ -219,6 +226,13 @@ class _Maker:
         elif name in _HISTOGRAMS:
             plan.histograms.append((name, self._buckets(_metric(source))))
 
+    def _add_fact(self, name: Fact, source: Source) -> None:
+        before = len(self.plan.rows)
+        try:
+            self.plan.facts.append((name, self._number(source)))
+        except Unknown:
+            del self.plan.rows[before:]
+
     def _number(self, source: Source) -> Number:
         if isinstance(source, Metric):
             return self._metric(source)
@@ -230,8 +244,6 @@ class _Maker:
             return lambda numbers: left(numbers) * right(numbers)
         if source.op == "+":
             return lambda numbers: left(numbers) + right(numbers)
-        if source.op == "−":
-            return lambda numbers: _not_negative(left(numbers) - right(numbers), source)
         return lambda numbers: _quotient(left(numbers), right(numbers), source)
 
     def _metric(self, metric: Metric) -> Number:
@@ -318,7 +330,7 @@ class _Maker:
             raise Unknown(f"a line of {name} on the page cannot be read")
         found = self._places.get(name, [])
         if where:
-            found = [place for place in found if set(where) <= set(place[1])]
+            found = [place for place in found if _has(place[1], where)]
         if not found:
             raise Unknown(f"the page has no {Metric(name, where=where)}")
         return self._first_copies(found) if self._copies else found
@@ -351,9 +363,6 @@ class _Maker:
             adapters=self._adapters(info),
             settings=settings,
             num_engines=max(1, len(self._texts(self._places, info.engine_label))),
-            max_model_len=self._fact(info.max_model_len),
-            block_size=self._fact(info.block_size),
-            num_blocks=self._fact(info.num_blocks),
         )
 
     def _texts(self, names: Mapping[str, object] | Sequence[str], label: str) -> tuple[str, ...]:
@@ -379,15 +388,6 @@ class _Maker:
         texts = [text for label in labels for text in self._texts([metric], label)]
         return tuple(sorted({name for text in texts for name in text.split(",") if name}))
 
-    def _fact(self, source: Source | None) -> int | None:
-        """A whole number that stands in a label. Facts in values are the reading's."""
-        if not isinstance(source, Label):
-            return None
-        try:
-            return self._label(source)
-        except Unknown:
-            return None
-
 
 _GAUGES, _COUNTERS = frozenset(GAUGES), frozenset(COUNTERS)
 _LABELLED, _HISTOGRAMS = frozenset(LABELLED), frozenset(HISTOGRAMS)
@@ -400,6 +400,11 @@ def _metric(source: Source) -> Metric:
 
 def _columns(places: list[Place]) -> tuple[list[Labels], list[int]]:
     return [labels for _, labels in places], [row for row, _ in places]
+
+
+def _has(labels: Labels, where: tuple[tuple[str, str], ...]) -> bool:
+    named = dict(labels)
+    return all(named.get(label, "") == text for label, text in where)
 
 
 def _ranked(rank: Labels) -> list[tuple[str, int, str]]:
@@ -469,12 +474,6 @@ def _histogram(
         bounds = tuple(bound * metric.scale for bound in bounds)
         total *= metric.scale
     return Histogram(bounds, tuple(counts), total if math.isfinite(total) else None)
-
-
-def _not_negative(value: float, source: Source) -> float:
-    if value < 0:
-        raise Unknown(f"{source} is {value:g}")
-    return value
 
 
 def _quotient(value: float, by: float, source: Source) -> float:

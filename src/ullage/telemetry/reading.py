@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ullage.telemetry.exposition import Dropped, Rows, Settled, rows_of, settled
 from ullage.telemetry.identify import identify
-from ullage.telemetry.plan import HISTOGRAM_PARTS, Plan, plan_of
+from ullage.telemetry.plan import HISTOGRAM_PARTS, Fact, Plan, plan_of
 from ullage.telemetry.snapshot import (
     COUNTERS,
     GAUGES,
@@ -116,7 +116,7 @@ def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
     dropped = Dropped(rows.truncated, plan.malformed, plan.duplicates, rows.beyond)
     return Snapshot(
         time_s=time_s,
-        identity=_identity(plan, told, read.started_s),
+        identity=_identity(plan, told, read.facts),
         gauges=read.gauges,
         counters=read.counters,
         labelled=read.labelled,
@@ -128,17 +128,21 @@ def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
     )
 
 
-def _identity(plan: Plan, told: Told, started_s: float | None) -> Identity:
+def _identity(plan: Plan, told: Told, facts: Mapping[Fact, float]) -> Identity:
     page = plan.identity
     return Identity(
         engine=plan.dialect.engine if plan.dialect else "",
         version=told.version or page.version,
         models=told.models or page.models,
-        max_model_len=told.max_model_len or page.max_model_len,
-        block_size=page.block_size,
-        num_blocks=page.num_blocks,
+        max_model_len=told.max_model_len or _whole(facts.get("max_model_len")),
+        block_size=_whole(facts.get("block_size")),
+        num_blocks=_whole(facts.get("num_blocks")),
         num_engines=page.num_engines,
         adapters=told.adapters or page.adapters,
         settings={**page.settings, **told.settings} if told.settings else page.settings,
-        started_s=told.started_s if told.started_s is not None else started_s,
+        started_s=told.started_s if told.started_s is not None else facts.get("started_s"),
     )
+
+
+def _whole(number: float | None) -> int | None:
+    return int(number) if number is not None and number.is_integer() and number > 0 else None

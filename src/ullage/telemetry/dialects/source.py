@@ -20,12 +20,13 @@ class Metric:
     """The number of a metric's series, or their histogram.
 
     `name` is the sample's (counters end in `_total`), a histogram's without `_bucket`. `where`:
-    only series whose labels have these values. Several series (data-parallel engines, models)
-    become one by `combine`: `copies` say the same thing each, and one that differs makes the field
-    unknown. A mean is weighted by the metric `weight` whose series have the same labels. `by` is
-    the label that tells entries apart, in a field with one number per label value. `scale` takes
-    the number to the vocabulary's unit. `nan` says what NaN means here, where it means something.
-    `versions` are those that export it.
+    only series whose labels have these values ("": they lack the label). Several series
+    (data-parallel engines, models) become one by `combine`: `copies` say the same thing each, and
+    one that differs makes the field unknown. A mean is weighted by the metric `weight` whose
+    series have the same labels. `by` is the label that tells entries apart, in a field with one
+    number per label value. `scale` takes the number to the vocabulary's unit. `nan` says what NaN
+    means here, where it means something. `note` says what else than the field's meaning this is:
+    then the field is approximate. `versions` are those that export it.
     """
 
     name: str
@@ -36,10 +37,16 @@ class Metric:
     by: str = ""
     scale: float = 1.0
     nan: str = ""
+    note: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return not self.note
 
     def __str__(self) -> str:
         labels = ",".join(f'{label}="{value}"' for label, value in self.where)
-        return f"{self.name}{{{labels}}}" if labels else self.name
+        named = f"{self.name}{{{labels}}}" if labels else self.name
+        return f"{named} ({self.note})" if self.note else named
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +61,27 @@ class Label:
     versions: str = ""
     combine: Literal["sum", "copies"] = "copies"
 
+    @property
+    def exact(self) -> bool:
+        return True
+
     def __str__(self) -> str:
         return f"{self.metric}[{self.label}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Two sources joined. `exact`: the result is what the field means, not only near it."""
+    """Two sources joined. `near`: the result is not what the field means, only near it."""
 
     left: Metric | Label | Arithmetic
-    op: Literal["×", "÷", "−", "+"]
+    op: Literal["×", "÷", "+"]
     right: Metric | Label | Arithmetic
-    exact: bool = True
+    near: bool = False
     versions: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return not self.near and self.left.exact and self.right.exact
 
     def __str__(self) -> str:
         return f"{_inner(self.left)} {self.op} {_inner(self.right)}"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ullage.telemetry.dialects.source import Arithmetic, Dialect, Label, Metric, Source
-from ullage.telemetry.dialects.vllm import CACHE_INFO, COMMON, INFO
+from ullage.telemetry.dialects.source import Arithmetic, Dialect, Metric, Source
+from ullage.telemetry.dialects.vllm import CAPACITY, COMMON, INFO
 from ullage.telemetry.snapshot import Name
 
-TOTAL_TOKENS = Label(CACHE_INFO, "kv_cache_size_tokens", combine="sum")
 OWN: Mapping[Name, tuple[Source, ...]] = {
     "kv_cached_tokens": (
         Arithmetic(
@@ -19,8 +18,8 @@ OWN: Mapping[Name, tuple[Source, ...]] = {
                 Metric("ullage_kv_cache_cached_bytes"), "÷", Metric("ullage_kv_cache_total_bytes")
             ),
             "×",
-            TOTAL_TOKENS,
-            exact=False,
+            CAPACITY,
+            near=True,
         ),
     ),
 }

@@ -1,7 +1,8 @@
 """vLLM's metrics, 0.6 to 0.33, the ones of its plugin for ullage included. Data only.
 
 Names were read in vLLM 0.32 (v1/metrics/loggers.py) and its page is recorded; older ones are
-published: pull requests 18354 (gpu_ prefixes), 24110 (time per output token), 14136 and 15458.
+published: pull requests 18354 and 29330 (gpu_ prefixes), 24110 (time per output token), 42206
+(kv_cache_size_tokens), 14136 and 15458.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ USAGE = (
     Metric("vllm:gpu_cache_usage_perc", "… 0.10", combine="mean"),
 )
 # Of one engine, in every engine's series (vLLM 0.32, v1/engine/core_client.py).
-CAPACITY = Label(CACHE_INFO, "kv_cache_size_tokens", "0.22 …", combine="sum")
+CAPACITY = Label(CACHE_INFO, "kv_cache_size_tokens", "2026-05 …", combine="sum")
 PLUGIN = "with the plugin"
 PROCESS_CPU = Metric("process_cpu_seconds_total", "one API process")
 
@@ -29,7 +30,7 @@ COMMON: Mapping[Name, tuple[Source, ...]] = {
     "kv_total_bytes": (Metric("ullage_kv_cache_total_bytes", PLUGIN),),
     "kv_used_tokens": tuple(
         # Blocks that are held, not tokens in them.
-        Arithmetic(usage, "×", CAPACITY, exact=False, versions=usage.versions)
+        Arithmetic(usage, "×", CAPACITY, near=True, versions=usage.versions)
         for usage in USAGE
     ),
     "kv_total_tokens": (CAPACITY,),
@@ -108,7 +109,7 @@ VLLM = Dialect(
     hints={
         "kv_used_bytes": NOT_BYTES,
         "kv_total_bytes": NOT_BYTES,
-        "kv_used_tokens": "before vLLM 0.22 only --model tells what the blocks hold",
+        "kv_used_tokens": "before May 2026 only --model tells what the blocks hold",
         "kv_total_tokens": (
             "num_gpu_blocks × block_size is the capacity only of models whose layers are all of "
             "one kind, so --model is needed"
