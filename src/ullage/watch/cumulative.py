@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from operator import add, lt, sub
 from typing import TypeAlias
 
@@ -53,7 +53,7 @@ class Places:
         self.num = 0
         self.counters: dict[Counter, int] = {}
         self.labelled: dict[tuple[Labelled, str], int] = {}
-        self.histograms: dict[Histograms, Place] = {}
+        self.histograms: dict[Histograms, list[Place]] = {}  # one for each set of bounds
 
     def extend(self, snapshot: Snapshot) -> None:
         """Room for all that the snapshot holds; a histogram with other bounds is another one.
@@ -68,10 +68,10 @@ class Places:
                 if (name, label) not in self.labelled:
                     self.labelled[name, label] = self._new(1)
         for field, histogram in snapshot.histograms.items():
-            place = self.histograms.get(field)
-            if place is None or place.bounds != histogram.bounds:
+            places = self.histograms.setdefault(field, [])
+            if not any(place.bounds == histogram.bounds for place in places):
                 start = self._new(len(histogram.bounds) + 1)
-                self.histograms[field] = Place(start, histogram.bounds)
+                places.append(Place(start, histogram.bounds))
 
     def flatten(self, snapshot: Snapshot) -> Vector:
         """The snapshot's numbers in their places, NaN where it has none."""
@@ -82,7 +82,8 @@ class Places:
             for label, value in snapshot.labelled[name].items():
                 vector[self.labelled[name, label]] = value
         for field, histogram in snapshot.histograms.items():
-            place = self.histograms[field]
+            places = self.histograms[field]
+            place = next(place for place in places if place.bounds == histogram.bounds)
             vector[place.start : place.sum_at] = array("d", histogram.counts)
             vector[place.sum_at] = NAN if histogram.sum is None else histogram.sum
         return vector
@@ -131,7 +132,7 @@ class Running:
         before = self._seen
         single = (*self.places.counters.values(), *self.places.labelled.values())
         back = [at for at in single if now[at] < before[at]]
-        for place in self.places.histograms.values():
+        for place in chain.from_iterable(self.places.histograms.values()):
             if any(now[at] < before[at] for at in range(place.start, place.sum_at)):
                 back += range(place.start, place.sum_at + 1)
         self._forget(back)
@@ -191,23 +192,27 @@ class HistogramRises(Mapping[Histograms, Histogram]):
     def __getitem__(self, name: Histograms) -> Histogram:
         made = self._made.get(name)
         if made is None:
-            place = self._places[name]
-            if not self._holds(place):
+            place = self._place(name)
+            if place is None:
                 raise KeyError(name)
             made = self._made[name] = self._make(place)
         return made
 
     def __iter__(self) -> Iterator[Histograms]:
-        return (name for name, place in self._places.items() if self._holds(place))
+        return (name for name in self._places if self._place(name))
 
     def __len__(self) -> int:
-        return sum(map(self._holds, self._places.values()))
+        return sum(1 for _ in self)
 
     def __repr__(self) -> str:
         return repr(dict(self))
 
+    def _place(self, name: Histograms) -> Place | None:
+        """Where both ends had it, with the same bounds."""
+        return next(filter(self._holds, self._places.get(name, ())), None)
+
     def _holds(self, place: Place) -> bool:
-        """Whether both ends had it: its counts are there together or not at all."""
+        """Its counts are there together or not at all, so the first one tells."""
         if not place.bounds or place.sum_at >= min(len(self._before), len(self._after)):
             return False
         return not math.isnan(self._after[place.start] - self._before[place.start])

@@ -62,7 +62,7 @@ class History:
         self._last_look_s: float | None = None
         self._num_failed = 0  # since the last answer
         self._now: Snapshot | None = None
-        self._moved_s = 0.0  # when a number last was another
+        self._moved_s = 0.0  # when any number last was another
         self._view: View | None = None
         self._forget()
 

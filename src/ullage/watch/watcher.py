@@ -13,6 +13,8 @@ from typing import Protocol
 
 from ullage.telemetry.scrape import Clock, Look
 from ullage.watch.history import History
+from ullage.watch.incidents import Incidents
+from ullage.watch.rules.table import judge_all
 from ullage.watch.sight import Sight
 
 FORGET_S = 900.0
@@ -35,6 +37,7 @@ class Watcher:
         self._interval_s = interval_s
         self._histories: dict[str, History] = {}
         self._named_s: dict[str, float] = {}
+        self._incidents = Incidents()
         self._clock = Clock()
 
     async def rounds(self) -> AsyncIterator[Sight]:
@@ -58,7 +61,9 @@ class Watcher:
         time_s = self._clock.now()
         self._push(looks, time_s)
         views = tuple(history.view() for history in self._histories.values())
-        return Sight(time_s, self._interval_s, views, (), (), error=error)
+        judged = judge_all(views, time_s)
+        incidents = self._incidents.take(judged, views, time_s)
+        return Sight(time_s, self._interval_s, views, judged, incidents, error=error)
 
     def _push(self, looks: tuple[Look, ...], time_s: float) -> None:
         for look in looks:
