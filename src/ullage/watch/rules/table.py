@@ -9,12 +9,34 @@ from collections.abc import Iterable
 
 from ullage.watch.peers import peers_of
 from ullage.watch.rule import Judged, Rule, Subject, judge
-from ullage.watch.rules import liveness, memory, queues
+from ullage.watch.rules import (
+    balance,
+    fragmentation,
+    gpus,
+    identity,
+    liveness,
+    memory,
+    outcomes,
+    prefix,
+    queues,
+    shifts,
+)
 from ullage.watch.view import View
 
 RULES: tuple[Rule, ...] = tuple(
     sorted(
-        (*memory.RULES, *queues.RULES, *liveness.RULES),
+        (
+            *memory.RULES,
+            *fragmentation.RULES,
+            *prefix.RULES,
+            *queues.RULES,
+            *liveness.RULES,
+            *balance.RULES,
+            *shifts.RULES,
+            *identity.RULES,
+            *outcomes.RULES,
+            *gpus.RULES,
+        ),
         key=lambda rule: rule.id,
     )
 )
