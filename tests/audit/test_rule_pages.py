@@ -12,6 +12,9 @@ from ullage.audit import RULES
 from ullage.audit.silent_examples import SILENT
 from ullage.cli.main import main
 from ullage.findings import Severity
+from ullage.watch.rules.table import RULES as WATCH_RULES
+
+ALL = (*RULES, *ADAPTER_RULES, *WATCH_RULES)
 
 TOOL = Path(__file__).parents[2] / "tools" / "generate_rule_pages.py"
 
@@ -23,7 +26,7 @@ def test_the_pages_are_current():
     assert tool.stale() == [], "run python tools/generate_rule_pages.py"
 
 
-@pytest.mark.parametrize("rule", (*RULES, *ADAPTER_RULES), ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)
 def test_every_rule_is_explained_in_sentences(rule, capsys):
     assert main(["explain", rule.id.lower()]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -41,21 +44,25 @@ def test_ids_are_unique_stable_in_form_and_in_order():
     assert {rule.severity for rule in RULES} == set(Severity)
 
 
-def test_rules_about_adapters_have_ids_of_their_own():
-    ids = [rule.id for rule in ADAPTER_RULES]
+@pytest.mark.parametrize(("rules", "letter"), [(ADAPTER_RULES, "L"), (WATCH_RULES, "W")])
+def test_rules_about_other_things_have_ids_of_their_own(rules, letter):
+    ids = [rule.id for rule in rules]
     assert ids == sorted(set(ids))
-    assert all(len(i) == 4 and i[0] == "L" and i[1:].isdecimal() for i in ids)
-    assert len({rule.title for rule in (*RULES, *ADAPTER_RULES)}) == len(RULES) + len(ids)
+    assert all(len(i) == 4 and i[0] == letter and i[1:].isdecimal() for i in ids)
+
+
+def test_titles_are_unique():
+    assert len({rule.title for rule in ALL}) == len(ALL)
 
 
 def test_every_rule_has_an_example_on_which_it_must_not_fire():
-    assert sorted(SILENT) == [rule.id for rule in (*RULES, *ADAPTER_RULES)]
-    assert not [rule.id for rule in (*RULES, *ADAPTER_RULES) if SILENT[rule.id] == rule.example]
+    assert sorted(SILENT) == [rule.id for rule in ALL]
+    assert not [rule.id for rule in ALL if SILENT[rule.id] == rule.example]
 
 
 def test_explain_without_an_id_lists_all(capsys):
     assert main(["explain"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(RULES) + len(ADAPTER_RULES)
+    assert len(capsys.readouterr().out.splitlines()) == len(ALL)
 
 
 def test_explain_of_an_unknown_id_is_one_sentence(capsys):

@@ -19,7 +19,8 @@ ADDING = (
     "module's `RULES`; give it a case in `tests/audit/rule_cases.py` (a change that fires it; the",
     "models on which it must be clear are tried for you); run `python",
     "tools/generate_rule_pages.py`. A rule about adapters lies in `src/ullage/adapters/rules_*.py`",
-    "and has its case in `tests/adapters/rule_cases.py`.",
+    "and has its case in `tests/adapters/rule_cases.py`; one about live engines lies in",
+    "`src/ullage/watch/rules/` and has its cases in `tests/watch/rules/cases.py`.",
 )
 
 
@@ -58,7 +59,8 @@ def index_page(rules: Sequence[Described]) -> str:
     rows = [
         "# Rules",
         "",
-        "Those of `ullage audit` begin with A, those of `ullage adapter check` with L.",
+        "Those of `ullage audit` begin with A, those of `ullage adapter check` with L, those of",
+        "`ullage watch` with W.",
         "Each rule fires, is clear, or could not be evaluated (then it names what was missing).",
         "`ullage explain ID` prints the same pages. Severities are the usual ones; a finding may",
         "be graver or milder where the case is.",
