@@ -91,7 +91,10 @@ def rows_of(body: bytes) -> Rows:
     if beyond:
         del lines[MOST_LINES:]
     cut = [line.rpartition(b" ") for line in lines]
-    return Rows([part[0] for part in cut], [part[2] for part in cut], truncated, beyond)
+    # A line of one word is all key.
+    keys = [head if space else word for head, space, word in cut]
+    values = [word if space else b"" for _, space, word in cut]
+    return Rows(keys, values, truncated, beyond)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def settled(rows: Rows) -> Settled:
     for at, key in enumerate(keys):
         series = _KEPT.get(key)
         if series is None or number_of(values[at]) is None:
-            line = key + b" " + values[at] if key else values[at]
+            line = key + b" " + values[at]
             if line.lstrip()[:1] in (b"#", b""):
                 keys[at] = values[at] = b""
                 series = None

@@ -82,7 +82,8 @@ _PLANS: OrderedDict[_Key, Plan] = OrderedDict()
 
 def _plan(found: Settled, told_engine: str, cut_short: bool) -> Plan:
     damaged = found.damaged
-    names = {one.name for one in found.series if one}
+    # A line that cannot be read still says whose page it is.
+    names = {one.name for one in found.series if one} | damaged
     if cut_short:
         last = next((one.name for one in reversed(found.series) if one), "")
         damaged |= _family(last)
