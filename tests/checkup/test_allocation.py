@@ -12,9 +12,10 @@ import pytest
 from ullage.anatomy import read_config
 from ullage.anatomy.spec import ModelSpec
 from ullage.checkup.allocation import Server, compare_with_embedded, compare_with_vllm
-from ullage.checkup.metrics import CacheInfo, cache_info_of, parse_page
+from ullage.checkup.metrics import CacheInfo, cache_info_of
 from ullage.costs.deployment import Deployment
 from ullage.costs.kv import kv_bytes_per_token
+from ullage.telemetry.exposition import page_of
 
 FIXTURES = Path(__file__).parents[1] / "planning" / "fixtures" / "vllm-0.32-cpu.jsonl"
 RECORDED = [json.loads(line) for line in FIXTURES.read_text(encoding="utf-8").splitlines()]
@@ -43,7 +44,7 @@ def exposed(line: dict[str, Any], **other: object) -> CacheInfo:
         "user_specified_block_size": limits.get("block_size") is not None,
     } | other
     text = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    info = cache_info_of(parse_page(f"vllm:cache_config_info{{{text}}} 1.0\n"))
+    info = cache_info_of(page_of(f"vllm:cache_config_info{{{text}}} 1.0\n".encode()))
     assert info is not None
     return info
 

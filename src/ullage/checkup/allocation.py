@@ -13,12 +13,13 @@ from typing import Any, Literal
 from ullage.anatomy.spec import ModelSpec
 from ullage.checkup.comparison import compared
 from ullage.checkup.figures import figure
-from ullage.checkup.metrics import CACHE_INFO, CacheInfo
+from ullage.checkup.metrics import CacheInfo
 from ullage.costs.deployment import Deployment, Platform
 from ullage.costs.hardware import HardwareSpec
 from ullage.costs.kv import kv_bytes_per_token
 from ullage.errors import BadInput
 from ullage.planning.vllm import Allocation, allocate
+from ullage.telemetry.dialects.vllm import CACHE_INFO
 
 State = Literal["equal", "differs", "not_evaluable"]
 WHAT = "the server's KV allocation"

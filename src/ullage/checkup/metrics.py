@@ -1,6 +1,6 @@
 """An engine's /metrics over time: KV occupancy, running, waiting, preemptions.
 
-Holds the text-format parser, the sampler and the series, with vLLM's names. A metric that the
+Holds the sampler and the series; the parser and the names are `telemetry`'s. A metric that the
 engine does not export is None in every sample and is listed as absent, never 0.
 """
 
@@ -15,25 +15,32 @@ from dataclasses import dataclass, fields
 import httpx2
 
 from ullage.telemetry.bounded import fetch
+from ullage.telemetry.dialects.source import Metric
+from ullage.telemetry.dialects.vllm import CACHE_INFO, COMMON
+from ullage.telemetry.exposition import Page, page_of
+from ullage.telemetry.snapshot import Name
 from ullage.traffic.load import Target, client_for
 
-Labels = tuple[tuple[str, str], ...]
-Page = dict[str, dict[Labels, float]]
 
-# Field of Sample → the metric it is read from. vLLM 0.32's names; ullage's own where no engine
-# has a name for the thing.
+def _newest(name: Name) -> str:
+    """What the newest vLLM that is known calls this field of the vocabulary."""
+    source = COMMON[name][0]
+    assert isinstance(source, Metric), "a plain metric"
+    return source.name
+
+
+# Field of Sample → the metric it is read from.
 NAMES: Mapping[str, str] = {
-    "kv_usage_ratio": "vllm:kv_cache_usage_perc",
-    "kv_used_bytes": "ullage_kv_cache_used_bytes",
-    "kv_total_bytes": "ullage_kv_cache_total_bytes",
+    "kv_usage_ratio": _newest("kv_used_ratio"),
+    "kv_used_bytes": _newest("kv_used_bytes"),
+    "kv_total_bytes": _newest("kv_total_bytes"),
     "weights_bytes": "ullage_weights_bytes",
-    "num_running": "vllm:num_requests_running",
-    "num_waiting": "vllm:num_requests_waiting",
-    "num_preemptions": "vllm:num_preemptions_total",
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "generation_tokens": "vllm:generation_tokens_total",
+    "num_running": _newest("running"),
+    "num_waiting": _newest("waiting"),
+    "num_preemptions": _newest("preemptions"),
+    "prompt_tokens": _newest("prompt_tokens"),
+    "generation_tokens": _newest("generation_tokens"),
 }
-CACHE_INFO = "vllm:cache_config_info"
 MOST_DIGITS = 18  # more bytes than that no machine has; a label may say anything
 # vLLM writes its labels with Python's str().
 BOOLEANS: Mapping[str, bool] = {"True": True, "False": False}
@@ -105,76 +112,6 @@ class Series:
 # --- reading one page ----------------------------------------------------------------------------
 
 
-def parse_page(text: str) -> Page:
-    """Prometheus text format → {metric name: {labels: value}}; what is not a sample is skipped.
-
-    Source: the Prometheus exposition format, text version 0.0.4 (comments, label escapes \\\\, \\"
-    and \\n, an optional timestamp after the value).
-    """
-    page: Page = {}
-    for line in text.splitlines():
-        parsed = None if line.startswith("#") else _parse_line(line.strip())
-        if parsed is not None:
-            name, labels, value = parsed
-            page.setdefault(name, {})[labels] = value
-    return page
-
-
-def _parse_line(line: str) -> tuple[str, Labels, float] | None:
-    brace = line.find("{")
-    labels: Labels = ()
-    if brace >= 0:
-        scanned = _parse_labels(line, brace + 1)
-        if scanned is None:
-            return None
-        labels, end = scanned
-        name, rest = line[:brace], line[end:]
-    else:
-        name, _, rest = line.partition(" ")
-    words = rest.split()
-    if not name or not words:
-        return None
-    try:
-        return name, labels, float(words[0])
-    except ValueError:
-        return None
-
-
-def _parse_labels(line: str, at: int) -> tuple[Labels, int] | None:
-    """Labels from just after `{`, and the position just after `}`; None when they do not close."""
-    labels: list[tuple[str, str]] = []
-    while at < len(line):
-        if line[at] in ", ":
-            at += 1
-            continue
-        if line[at] == "}":
-            return tuple(sorted(labels)), at + 1
-        equals = line.find('="', at)
-        if equals < 0:
-            return None
-        value, at_end = _parse_quoted(line, equals + 2)
-        if at_end < 0:
-            return None
-        labels.append((line[at:equals].strip(), value))
-        at = at_end
-    return None
-
-
-def _parse_quoted(line: str, at: int) -> tuple[str, int]:
-    """The text up to the closing quote and the position after it; −1 when it does not close."""
-    out: list[str] = []
-    while at < len(line):
-        char = line[at]
-        if char == '"':
-            return "".join(out), at + 1
-        if char == "\\" and at + 1 < len(line):
-            at += 1
-            char = "\n" if line[at] == "n" else line[at]
-        out.append(char)
-        at += 1
-    return "", -1
-
-
 def sample_of(page: Page, time_s: float) -> Sample:
     """The fields of a Sample that the page carries; counts over several series are summed.
 
@@ -182,7 +119,7 @@ def sample_of(page: Page, time_s: float) -> Sample:
     """
     values: dict[str, float] = {}
     for field, metric in NAMES.items():
-        series = [v for v in page.get(metric, {}).values() if math.isfinite(v)]
+        series = [v for v in page.get(metric).values() if math.isfinite(v)]
         if series:
             total = sum(series)
             values[field] = total / len(series) if field == "kv_usage_ratio" else total
@@ -191,7 +128,7 @@ def sample_of(page: Page, time_s: float) -> Sample:
 
 def cache_info_of(page: Page) -> CacheInfo | None:
     """What `vllm:cache_config_info` says in its labels, or None when it is not there."""
-    series = page.get(CACHE_INFO, {})
+    series = page.get(CACHE_INFO)
     for labels in series:
         named = dict(labels)
         return CacheInfo(
@@ -281,7 +218,7 @@ class Sampler:
         if status != 200:
             self._num_failed += 1
             return
-        page = parse_page(body.decode("utf-8", "replace"))
+        page = page_of(body)
         self._samples.append(sample_of(page, moment))
         self._cache = cache_info_of(page) or self._cache
 

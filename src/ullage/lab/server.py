@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import httpx2
 
 from ullage.checkup.measure import RunFailed, warm_up
-from ullage.checkup.metrics import parse_page
 from ullage.errors import BadUsage, Unreachable
 from ullage.lab.setting import Setting
 from ullage.telemetry.bounded import fetch
+from ullage.telemetry.exposition import page_of
 from ullage.traffic.embedded import EngineDidNotStart, embedded_engine
 from ullage.traffic.load import PlannedRequest, RequestResult, Target, client_for, served_model
 from ullage.traffic.prompts import PromptSource, make_prompt
@@ -205,7 +205,7 @@ async def _metric(client: httpx2.AsyncClient, name: str) -> float | None:
         status, body = await fetch(client, "GET", "/metrics", within_s=10.0)
     except httpx2.HTTPError:
         return None
-    series = parse_page(body.decode("utf-8", "replace")).get(name, {}) if status == 200 else {}
+    series = page_of(body).get(name) if status == 200 else {}
     known = [value for value in series.values() if value == value]
     return sum(known) if known else None
 
