@@ -63,7 +63,12 @@ class Screen:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stdout, highlight=False, markup=False)
         self._live = Live(
-            console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop"
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            vertical_overflow="crop",
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._sight: Sight | None = None
         self._notes: Sequence[str] = ()

@@ -1,0 +1,144 @@
+"""Asking an engine to act: POST /ullage/cancel_oldest, POST /ullage/drain, or saying what it would.
+
+Holds the requests and what their answers mean. The embedded engine and vLLM with ullage's plugin
+have these routes; any other engine cannot, and is told apart by its answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx2
+
+from ullage.errors import BadUsage
+from ullage.telemetry.bounded import fetch
+from ullage.telemetry.scrape import PATHS
+from ullage.telemetry.wire import origin_and_path
+from ullage.watch.act.policy import Action
+
+WITHIN_S = 10.0
+CANNOT = {
+    401: "the engine wants another key (--api-key)",
+    403: "the engine wants another key (--api-key)",
+    404: "the engine has no such route: it takes the embedded engine with "
+    "--enable-control-routes, or vLLM with ullage's plugin",
+    405: "the engine has no such route",
+    501: "the engine has no such route",
+}
+Kind = Literal["done", "would", "nothing", "cannot", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of it: done, or (dry run) would be; nothing to do; the engine cannot; failed.
+
+    Bytes and requests are the engine's own words: promised before, freed after; None where they
+    were not told.
+    """
+
+    kind: Kind
+    message: str
+    num_requests: int | None = None
+    promised_bytes: float | None = None
+    freed_bytes: float | None = None
+
+
+class _Refused(Exception):
+    """The engine did not do it; carries the outcome."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.outcome = Outcome(kind, message)
+
+
+class Performer:
+    """Asks engines; one HTTP client for all. With `dry_run` nothing is ever changed."""
+
+    def __init__(self, *, api_key: str | None, dry_run: bool) -> None:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self.dry_run = dry_run
+        self._client = httpx2.AsyncClient(headers=headers, trust_env=False, timeout=WITHIN_S)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def perform(self, action: Action, url: str) -> Outcome:
+        """Do it, or ask what it would do. Raises nothing: what went wrong is the outcome's."""
+        try:
+            base = base_of(url)
+            if action.do == "drain":
+                return await self._drain(base)
+            assert action.percent is not None
+            return await self._cancel(base, action.percent)
+        except _Refused as refused:
+            return refused.outcome
+        except (httpx2.HTTPError, httpx2.InvalidURL, BadUsage) as error:
+            return Outcome("failed", f"{type(error).__name__}: {error}"[:200])
+
+    async def _cancel(self, base: str, percent: float) -> Outcome:
+        """The promise is asked for first, so that what is freed can be held against it."""
+        promise = _report(await self._ask("POST", _cancel_url(base, percent, dry_run=True)), True)
+        promised, num = promise
+        if not num:
+            return Outcome("nothing", "no request is running", 0, promised, None)
+        if self.dry_run:
+            return Outcome("would", f"would end {_requests(num)}", num, promised, None)
+        freed, ended = _report(
+            await self._ask("POST", _cancel_url(base, percent, dry_run=False)), False
+        )
+        return Outcome("done", f"ended {_requests(ended)}", ended, promised, freed)
+
+    async def _drain(self, base: str) -> Outcome:
+        if self.dry_run:
+            await self._ask("GET", f"{base}/ullage/kv")  # whether it could be asked at all
+            return Outcome("would", "would take nothing new and end when what runs is finished")
+        answer = await self._ask("POST", f"{base}/ullage/drain")
+        if answer.get("draining") is not True:
+            raise _Refused("failed", "the answer does not say that it drains")
+        num = answer.get("in_flight")
+        if not isinstance(num, int) or isinstance(num, bool) or num < 0:
+            return Outcome("done", "it takes nothing new")
+        return Outcome("done", f"it takes nothing new, {_requests(num)} in flight", num)
+
+    async def _ask(self, method: str, url: str) -> dict[str, Any]:
+        """The JSON object that it answers. Raises _Refused."""
+        status, body = await fetch(self._client, method, url, within_s=WITHIN_S)
+        if status in CANNOT:
+            raise _Refused("cannot", f"HTTP {status}: {CANNOT[status]}")
+        if not 200 <= status < 300:
+            raise _Refused("failed", f"HTTP {status}")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise _Refused("cannot", "the answer is no JSON object: this is another server")
+        return found
+
+
+def base_of(url: str) -> str:
+    """Where a replica's other routes are, by the URL of its page. Raises BadUsage."""
+    origin, path = origin_and_path(url)
+    given = next((known for known in reversed(PATHS) if path.endswith(known)), "")
+    return f"{origin}{path.removesuffix(given)}"
+
+
+def _cancel_url(base: str, percent: float, *, dry_run: bool) -> str:
+    return f"{base}/ullage/cancel_oldest?percent={percent:g}&dry_run={str(dry_run).lower()}"
+
+
+def _report(found: dict[str, Any], dry_run: bool) -> tuple[float, int]:
+    """(bytes, requests): promised in a dry run, else freed. Raises _Refused for any other answer,
+    above all for one that did something where it was only asked what it would do."""
+    ids, size = found.get("request_ids"), found.get("promised_bytes" if dry_run else "freed_bytes")
+    is_size = isinstance(size, int | float) and not isinstance(size, bool) and size >= 0
+    if not isinstance(ids, list) or not is_size or found.get("dry_run") is not dry_run:
+        raise _Refused("failed", "the answer is not what this route answers")
+    assert isinstance(size, int | float)
+    return float(size), len(ids)
+
+
+def _requests(num: int) -> str:
+    return f"{num:,} request{'s' if num != 1 else ''}"
