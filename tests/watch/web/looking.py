@@ -12,7 +12,6 @@ from tests.watch.web import chrome, simulated
 from tests.watch.web.served import served
 from ullage.watch.web.feed import Feed, id_of
 
-
 STRIP = 1500
 ALL_OF_AN_HOUR = (
     "(() => { const span = document.getElementById('span'); span.value = '3600';"
@@ -35,7 +34,7 @@ def main(folder: Path, widths: list[int]) -> None:
                 page.evaluate(ALL_OF_AN_HOUR)
                 page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
                 height = page.evaluate("document.documentElement.scrollHeight")
-                for i in range(0, -(-height // STRIP)):
+                for i in range(-(-height // STRIP)):
                     name = f"{width}-{'dark' if dark else 'light'}-{i}.png"
                     strip = min(STRIP, height - i * STRIP)
                     page.photograph(folder / name, top=i * STRIP, height=strip)

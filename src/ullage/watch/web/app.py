@@ -49,7 +49,7 @@ def create_app(feed: Feed, *, api_key: str | None = None) -> Starlette:
         Route("/api/history", _history),
         Route("/api/events", _events),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(Gate, api_key=api_key)])
+    app = Starlette(routes=routes, middleware=[Middleware(Gate, api_key=api_key, form=True)])
     app.state.feed = feed
     app.state.num_streams = 0
     return app

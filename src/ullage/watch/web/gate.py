@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "ullage_watch"
 LOGIN = "/login"
-OPEN_PATHS = frozenset((LOGIN, "/style.css"))
+OPEN_PATHS = frozenset((LOGIN, "/style.css", "/icon.svg"))
 LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "[::1]"))
 MAX_FORM_BYTES = 4096
 WRONG_KEY_PAUSE_S = 0.5
@@ -41,12 +41,13 @@ HEADERS: Mapping[str, str] = {
 class Gate:
     """Lets through who has the key; where there is none, who asks this machine by its own name.
 
-    The key comes as `Authorization: Bearer KEY`, or once through the form at /login, which answers
-    with a cookie: a page cannot add headers to what the browser itself asks for.
+    The key comes as `Authorization: Bearer KEY`; with `form` also once through the form at /login,
+    which answers with a cookie: a page cannot add headers to what the browser itself asks for.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, *, form: bool = False) -> None:
         self._app = app
+        self._form = form
         self._key = None if api_key is None else api_key.encode()
         self._session = "" if self._key is None else _session_of(self._key)
 
@@ -66,18 +67,21 @@ class Gate:
             if _name_of(request.headers.get("host", "")) in LOOPBACK_NAMES:
                 return None
             return _said(421, "this page answers only to 127.0.0.1, localhost and [::1]")
-        if request.url.path == LOGIN and request.method == "POST":
+        path = request.url.path
+        if self._form and path == LOGIN and request.method == "POST":
             return await self._log_in(request)
-        if request.url.path in OPEN_PATHS or self._has_key(request):
+        if (self._form and path in OPEN_PATHS) or self._has_key(request):
             return None
-        if "text/html" in request.headers.get("accept", ""):
+        if self._form and "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(LOGIN, 303)
         return _said(401, "the API key is missing or wrong", {"WWW-Authenticate": "Bearer"})
 
     def _has_key(self, request: Request) -> bool:
         assert self._key is not None
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key):
+        # Starlette reads headers as Latin-1: this gives the bytes that were sent.
+        sent = given.strip().encode("latin-1")
+        if kind.lower() == "bearer" and hmac.compare_digest(sent, self._key):
             return True
         try:
             morsel = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
@@ -108,7 +112,8 @@ def login_page(said: str = "", status: int = 200) -> Response:
     return HTMLResponse(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<title>ullage watch</title><link rel="stylesheet" href="/style.css"></head>'
+        '<title>ullage watch</title><link rel="icon" href="/icon.svg">'
+        '<link rel="stylesheet" href="/style.css"></head>'
         '<body><main class="login"><p class="kicker">ullage watch</p><h1>The key, please</h1>'
         f'{alarm}<form method="post" action="{LOGIN}"><label for="key">API key</label>'
         '<input id="key" name="key" type="password" autocomplete="current-password" required '

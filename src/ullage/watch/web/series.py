@@ -158,7 +158,10 @@ class Series:
     def since(self, time_s: float) -> list[tuple[float, list[float]]]:
         """Rows after `time_s`, oldest first: coarse ones up to where the fine ones begin."""
         begins = self.fine.times[0] if self.fine.times else math.inf
-        return self.coarse.since(time_s, begins) + self.fine.since(time_s)
+        coarse = self.coarse.since(time_s, begins)
+        if self._pending and time_s < self._pending_from_s < begins:
+            coarse.append((self._pending_from_s, self._pending))
+        return coarse + self.fine.since(time_s)
 
 
 def _worst(one: Sequence[float], two: Sequence[float]) -> list[float]:

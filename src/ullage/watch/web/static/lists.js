@@ -128,10 +128,9 @@ export function updateReplicaRow(node, row, chosen) {
 
 function stateText(row) {
   if (row.state === "unreachable") return row.error ? `does not answer: ${row.error}` : "was not asked yet";
-  const fired = row.fired.length ? `${row.fired.join(" ")}: ` : "";
   if (row.state === "clear") return `nothing fired; ${row.evaluated} of ${row.rules} rules evaluated`;
   if (row.state === "unknown" && !row.rules) return "no rules yet";
-  return fired + STATE_WORDS[row.state];
+  return row.fired.length ? `${STATE_WORDS[row.state]}: ${row.fired.join(", ")}` : STATE_WORDS[row.state];
 }
 
 function waitingText(figure, reasons) {

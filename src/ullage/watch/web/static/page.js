@@ -9,8 +9,8 @@ const STEP = 50, MOST_ROWS = 200;
 const at = id => document.getElementById(id);
 
 const state = {
-  told: null, detail: null, chosen: "", limit: STEP, history: new History(), historyOf: null,
-  moment: null, span: 900, clockOff: 0, failed: "", asking: false, again: false, streams: false,
+  told: null, detail: null, detailOf: null, chosen: "", limit: STEP, history: new History(), historyOf: null,
+  moment: null, span: 900, clockOff: 0, failed: "", asking: null, again: false, streams: false,
 };
 
 const now = () => Date.now() / 1000 + state.clockOff;
@@ -28,9 +28,14 @@ async function ask(path, parameters = {}) {
   return response.json();
 }
 
-async function refresh() {
-  if (state.asking) { state.again = true; return; }
-  state.asking = true;
+// Only one at a time; what comes meanwhile is asked afterwards. Ends when all is shown.
+function refresh() {
+  state.again = true;
+  state.asking ??= askAll().finally(() => { state.asking = null; });
+  return state.asking;
+}
+
+async function askAll() {
   try {
     do {
       state.again = false;
@@ -46,7 +51,6 @@ async function refresh() {
   } catch (error) {
     state.failed = error instanceof TypeError || error.name === "TimeoutError" ? "the watcher does not answer" : error.message;
   } finally {
-    state.asking = false;
     showPulse();
   }
 }
@@ -64,6 +68,7 @@ async function readChosen() {
   ]);
   if (state.chosen !== chosen) { state.again = true; return; }
   state.detail = detail;
+  state.detailOf = chosen;
   if (history) state.history.add(history);
 }
 
@@ -121,6 +126,7 @@ function showRows() {
 function showChosen() {
   const {told, detail} = state;
   const one = told.fleet.num === 1;
+  if (state.detailOf !== state.chosen) return;
   at("replica").hidden = !state.chosen;
   at("everything").hidden = !state.chosen || one;
   setText(at("time-title"), !state.chosen || one ? "Over time" : `Over time: ${detail ? detail.name : "a replica that is gone"}`);
@@ -240,25 +246,39 @@ addEventListener("hashchange", () => {
 
 const tip = at("tip");
 
+let told = null;
+
 function tell(event) {
+  const focused = event.type === "focusin";
+  if (told?.focused && !focused) return;
   const node = event.target.closest?.("[data-why]");
-  tip.hidden = !node;
   document.querySelector("[aria-describedby=tip]")?.removeAttribute("aria-describedby");
-  if (!node) return;
-  setText(tip, node.dataset.why);
-  if (event.type === "focusin") node.setAttribute("aria-describedby", "tip");
-  const box = node.getBoundingClientRect();
+  told = node ? {node, focused} : null;
+  if (node && focused) node.setAttribute("aria-describedby", "tip");
+  placeTip();
+}
+
+function placeTip() {
+  tip.hidden = !told?.node.isConnected || !told.node.dataset.why;
+  if (tip.hidden) return;
+  setText(tip, told.node.dataset.why);
+  const box = told.node.getBoundingClientRect();
   const width = tip.offsetWidth, height = tip.offsetHeight;
   const above = box.bottom + height + 8 > innerHeight;
   tip.style.left = `${Math.max(8, Math.min(box.left, document.documentElement.clientWidth - width - 8))}px`;
   tip.style.top = `${above ? Math.max(8, box.top - height - 6) : box.bottom + 6}px`;
 }
 
+function untell() {
+  told = null;
+  placeTip();
+}
+
 document.addEventListener("pointerover", tell);
 document.addEventListener("focusin", tell);
-document.addEventListener("focusout", () => { tip.hidden = true; });
-document.addEventListener("keydown", event => { if (event.key === "Escape") tip.hidden = true; });
-addEventListener("scroll", () => { tip.hidden = true; }, {passive: true});
+document.addEventListener("focusout", untell);
+document.addEventListener("keydown", event => { if (event.key === "Escape") untell(); });
+addEventListener("scroll", placeTip, {passive: true});
 
 // ---- rounds: told by the server where it can, else asked for
 

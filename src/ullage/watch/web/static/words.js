@@ -5,8 +5,10 @@ const BYTES = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
 const COUNTS = [[1e12, "T"], [1e9, "B"], [1e6, "M"]];
 const MINUS = "−";
 
+// toFixed rounds the number that is there, as Python does; toLocaleString its shortest decimal.
 function grouped(value, places) {
-  return value.toLocaleString("en-US", {minimumFractionDigits: places, maximumFractionDigits: places});
+  const [whole, rest] = value.toFixed(places).split(".");
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (rest ? `.${rest}` : "");
 }
 
 export function significant(value, digits = 3) {
