@@ -217,7 +217,7 @@ def lives(draw: st.DrawFn) -> list[Look]:
 
 
 @given(lives())
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=40)
 def test_spans_are_those_of_all_snapshots(looks: list[Look]) -> None:
     history = History(URL)
     for upto, look in enumerate(looks, 1):

@@ -26,6 +26,10 @@ GAP_S = 0.02
 """Between the starts of two endpoints' scrapes, where the interval has room for it."""
 SPREAD = 0.8
 """The share of an interval over which scrapes are spread; the rest is for the last answers."""
+ROUND = 0.95
+"""The share of an interval after which a round takes what there is."""
+FIRST_ROUND_S = 3.0
+"""The first round waits longer where need be: connections open, and who answers is asked."""
 MAX_BACKOFF_S = 30.0
 MAX_REASON_CHARS = 200
 TELL_AGAIN_S = 60.0
@@ -79,12 +83,12 @@ class Endpoint:
         self._started_s: float | None = None
         self._num_failed = 0
         self._not_before_s = 0.0
-        self._last: Look | None = None
+        self.last: Look | None = None  # what came of the last scrape
 
     async def look(self, within_s: float) -> Look:
         """A scrape that is over within `within_s`; the last look again while it backs off."""
-        if self._last is not None and self._clock.now() < self._not_before_s:
-            return self._last
+        if self.last is not None and self._clock.now() < self._not_before_s:
+            return self.last
         try:
             async with asyncio.timeout(within_s):
                 snapshot = await self._snapshot()
@@ -93,8 +97,8 @@ class Endpoint:
         except NoAnswer as error:
             return self._failed(str(error), within_s)
         self._num_failed = 0
-        self._last = Look(self.url, snapshot.time_s, snapshot)
-        return self._last
+        self.last = Look(self.url, snapshot.time_s, snapshot)
+        return self.last
 
     def close(self) -> None:
         self._connection.close()
@@ -105,8 +109,8 @@ class Endpoint:
         self._forget()  # whoever answers next may be another process
         pause_s = min(MAX_BACKOFF_S, within_s * 2 ** min(self._num_failed - 2, 10))
         self._not_before_s = now_s + (pause_s if self._num_failed > 1 else 0.0)
-        self._last = Look(self.url, now_s, None, reason[:MAX_REASON_CHARS])
-        return self._last
+        self.last = Look(self.url, now_s, None, reason[:MAX_REASON_CHARS])
+        return self.last
 
     async def _snapshot(self) -> Snapshot:
         body = await self._page()
@@ -194,7 +198,7 @@ class DirectSource:
 
     Scrapes are spread over the interval in the order of the URLs, always the same, so that each
     endpoint is asked at a steady pace. One that has not answered when the round is over goes on
-    until its own time is up, and its answer counts in the round after.
+    until its own time is up; until then its look stays the last one.
     """
 
     def __init__(
@@ -210,6 +214,7 @@ class DirectSource:
         self._interval_s = interval_s
         self._within_s = min(MAX_TIMEOUT_S, max(1.0, 2 * interval_s))
         self._running: dict[Endpoint, asyncio.Task[Look]] = {}
+        self._wait_s = max(FIRST_ROUND_S, ROUND * interval_s)
 
     async def look(self) -> tuple[Look, ...]:
         """One look at each endpoint, in the order of the URLs, within one interval."""
@@ -218,7 +223,8 @@ class DirectSource:
             if endpoint not in self._running:
                 asked = self._ask(endpoint, place * gap_s)
                 self._running[endpoint] = asyncio.create_task(asked)
-        await asyncio.wait(self._running.values(), timeout=max(1.0, 0.95 * self._interval_s))
+        await asyncio.wait(self._running.values(), timeout=self._wait_s)
+        self._wait_s = ROUND * self._interval_s
         return tuple(self._taken(endpoint) for endpoint in self._endpoints)
 
     async def close(self) -> None:
@@ -237,6 +243,7 @@ class DirectSource:
     def _taken(self, endpoint: Endpoint) -> Look:
         task = self._running[endpoint]
         if not task.done():
-            return Look(endpoint.url, self._clock.now(), None, "it has not answered yet")
+            never = Look(endpoint.url, self._clock.now(), None, "it has not answered yet")
+            return endpoint.last or never
         del self._running[endpoint]
         return task.result()

@@ -1,0 +1,113 @@
+"""What it costs to watch 1,000 engines every 5 s: processor time and memory of one process.
+
+Run it with the recorded page; it starts the fleet (`thousand_pages.py`) and the watcher as
+processes of their own and prints a row for RESULTS.md. All rules are judged in every round.
+
+    python benchmarks/watch/thousand.py [--num 1000] [--interval 5] [--seconds 90] [--page FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "tests" / "telemetry" / "pages" / "vllm-0.32-overload.prom"
+# From a start, connections are opened and every engine is asked who it is.
+WARM_UP_ROUNDS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--num", type=int, default=1000)
+    parser.add_argument("--interval", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--watch", help=argparse.SUPPRESS)
+    parser.add_argument("--profile", type=Path, help="write cProfile's numbers of watching there")
+    args = parser.parse_args()
+    if args.watch:
+        _profiled(args) if args.profile else asyncio.run(_watch(args))
+        return
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "thousand_pages.py"), str(args.num), str(args.page)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as fleet:
+        assert fleet.stdin and fleet.stdout
+        ports = fleet.stdout.readline().strip()
+        try:
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--watch", ports], check=True)
+        finally:
+            fleet.stdin.close()
+
+
+def _profiled(args: argparse.Namespace) -> None:
+    import cProfile
+
+    profile = cProfile.Profile(time.process_time)
+    profile.runcall(asyncio.run, _watch(args))
+    profile.dump_stats(args.profile)
+
+
+async def _watch(args: argparse.Namespace) -> None:
+    from ullage.telemetry.scrape import DirectSource
+    from ullage.watch.watcher import Watcher
+
+    urls = [f"http://127.0.0.1:{port}" for port in json.loads(args.watch)]
+    source = DirectSource(urls, interval_s=args.interval)
+    begin_s, cpu_s, num_rounds = time.monotonic(), 0.0, 0
+    start_cpu_s, warm_s, warm_cpu_s = time.process_time(), begin_s, 0.0
+    async for sight in Watcher(source, args.interval).rounds():
+        num_rounds += 1
+        now_s, cpu_s = time.monotonic(), time.process_time()
+        num_failed = sum(bool(view.error) for view in sight.views)
+        fired = sum(judged.finding.state == "fired" for judged in sight.judged)
+        print(
+            f"{now_s - begin_s:6.1f} s: {cpu_s - start_cpu_s:6.2f} s CPU, {num_failed} failed, "
+            f"{len(sight.judged)} judged, {fired} fired, {_vm_hwm_mb():.0f} MB",
+            file=sys.stderr,
+        )
+        if num_rounds == WARM_UP_ROUNDS:
+            warm_s, warm_cpu_s = now_s, cpu_s
+        if now_s - begin_s > args.seconds and num_rounds > WARM_UP_ROUNDS:
+            break
+    await source.close()
+    wall_s = now_s - warm_s
+    cores = (cpu_s - warm_cpu_s) / wall_s
+    each_ms = 1e3 * cores * args.interval / len(urls)
+    now = sight.views[-1].now
+    assert now is not None and num_failed == 0
+    print(
+        f"| {len(urls):,} | {args.interval:g} | {args.page.stat().st_size / 1e3:.0f} kB | "
+        f"{wall_s:.0f} s | {cores:.2f} | {each_ms:.2f} ms | {_vm_hwm_mb():.0f} MB | "
+        f"{now.identity.engine} {now.identity.version}, {_cpu_name()}, "
+        f"Python {platform.python_version()} |"
+    )
+
+
+def _vm_hwm_mb() -> float:
+    """This process's largest resident size in 10^6 bytes; its parent's does not count in it."""
+    for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise RuntimeError("no VmHWM")
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    main()
