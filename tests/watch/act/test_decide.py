@@ -132,6 +132,7 @@ def test_the_same_scrape_again_is_never_acted_on_twice():
     again = replace(HIGH, again=True)
     found, _ = play(Policy((shed(0.0), shed(0.0, name="b")), NEVER_MIND), one(HIGH, HIGH, again))
     assert acts(found) == [1]
+    assert len(found) == 1  # nor is the other action told as one that was kept from it
 
 
 def test_what_stays_unknown_is_said_once():

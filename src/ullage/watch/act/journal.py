@@ -54,7 +54,8 @@ class Journal:
         os.fsync(self._stream.fileno())
 
     def attempts(self, now_s: float) -> tuple[Done, ...]:
-        """What was really attempted in the hour before `now_s` (Unix), oldest first.
+        """What was really attempted in the hour before `now_s` (Unix), oldest first; up to an hour
+        after it too, where a clock was set back since.
 
         Lines that are not an entry of ours are passed over. Raises BadInput when it cannot be
         read.
@@ -70,7 +71,7 @@ class Journal:
                 expected="what was done in the last hour",
             ) from error  # fmt: skip
         found = [done for line in lines if (done := _attempt(line)) is not None]
-        recent = (done for done in found if now_s - HOUR_S < done.time_s <= now_s)
+        recent = (done for done in found if abs(now_s - done.time_s) < HOUR_S)
         return tuple(sorted(recent, key=lambda done: done.time_s))
 
 
