@@ -93,11 +93,12 @@ async def _build(client: Any, args: Any) -> tuple[Any, Any]:
         drain = None
     model = client.vllm_config.model_config.served_model_name
     counted = metrics.cancelled_counter(PrometheusStatLogger._counter_cls)
+    by_operator = counted.labels(model, "operator")
     site = routes.Site(
         cores,
         drain,
         keys.Keys(keys.expected(args.api_key, envs.VLLM_API_KEY)),
-        lambda count: counted.labels(model, "operator").inc(count),
+        by_operator.inc,
         missing,
     )
     # Every API process would count the same engine cores: the first does.
