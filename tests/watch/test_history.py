@@ -361,6 +361,14 @@ def test_time_that_goes_back_begins_anew() -> None:
     assert view.last is None and view.now and view.now.time_s == START_S - 3600
 
 
+def test_a_failure_told_by_another_clock_costs_no_history() -> None:
+    said = list(every(3, 5.0))
+    behind, ahead = failed(START_S - 100), failed(START_S + 100)
+    looks = [answered(said[0]), behind, answered(said[1]), ahead, answered(said[2])]
+    recent = viewed(looks).recent
+    assert recent and (recent.num_scrapes, recent.num_failed) == (3, 2)
+
+
 def test_a_page_is_frozen_since_its_last_number_moved() -> None:
     def said(at: int, tokens: float) -> Look:
         counters: dict[Counter, float] = {"generation_tokens": tokens, "process_cpu_s": float(at)}

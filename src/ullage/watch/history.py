@@ -59,7 +59,7 @@ class History:
         self._error = ""
         self._pod: Mapping[str, str] | None = None
         self._known = Known()
-        self._last_look_s: float | None = None
+        self._failed_s: float | None = None
         self._num_failed = 0  # since the last answer
         self._now: Snapshot | None = None
         self._moved_s = 0.0  # when any number last was another
@@ -67,21 +67,23 @@ class History:
         self._forget()
 
     def push(self, look: Look) -> None:
-        """Take one look. One with the time of the last one is that one again, and ignored; time
-        that goes back begins the history anew."""
-        if look.pod != self._pod:
-            self._pod, self._view = look.pod, None
-        if look.time_s == self._last_look_s:
-            return
-        if self._last_look_s is not None and look.time_s < self._last_look_s:
-            self._forget()
-        self._view = None
-        self._last_look_s = look.time_s
-        self._error = look.error
+        """Take one look. The same look again is ignored; an answer of before the last one begins
+        the history anew. The times of failures are compared with nothing: another clock may have
+        told them."""
+        if (look.pod, look.error) != (self._pod, self._error):
+            self._pod, self._error, self._view = look.pod, look.error, None
         if look.snapshot is None:
-            self._num_failed += 1
-        else:
+            self._fail(look.time_s)
+        elif self._now is None or look.snapshot.time_s != self._now.time_s:
+            if self._now is not None and look.snapshot.time_s < self._now.time_s:
+                self._forget()
             self._take(look.snapshot)
+            self._view = None
+
+    def _fail(self, time_s: float) -> None:
+        if time_s != self._failed_s:
+            self._failed_s = time_s
+            self._num_failed += 1
 
     def view(self) -> View:
         """What is known now. It does not change when more looks are pushed."""
