@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ullage.cli import watch_code
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
     from contextlib import AsyncExitStack
 
+    from ullage.watch.act.actor import Actor
     from ullage.watch.session import Shown
     from ullage.watch.sight import Sight
     from ullage.watch.watcher import Source
@@ -74,10 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shown.add_argument("--act", metavar="POLICY.toml", help="act by this policy; see docs/watch.md")
     shown.add_argument("--yes", action="store_true", help="with --act: do it, not only say it")
+    watch_code.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Watch until there is an answer (--once) or somebody stops it."""
+    if args.urls[:1] and args.urls[0] in WRITTEN:
+        return watch_code.run(args)
+    watch_code.require_none(args)
     _require_meant(args)
     import asyncio
 
@@ -129,7 +135,7 @@ async def _watch(args: argparse.Namespace) -> int:
     chosen = _chosen(args)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
-        source = await _source(args, stack)
+        source = _source(args, stack)
         shown = await _shown(args, stack, chosen)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -168,8 +174,20 @@ def _exit_code(sight: Sight, fail_on: str) -> int:
     return int(gravest >= Severity[fail_on])
 
 
-async def _source(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
-    """What is asked, by the flags. Raises BadUsage for addresses that cannot be asked."""
+def _source(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
+    """What is asked, by the flags. Raises BadInput for what cannot be asked, or sized."""
+    source = _prometheus(args, stack) if args.prometheus is not None else _direct(args, stack)
+    if args.model is None:
+        return source
+    from ullage.anatomy import load
+    from ullage.cli.flags import located
+    from ullage.watch.modelled import ModelledSource
+
+    path, _ = located(args.model)
+    return ModelledSource(source, load(path).anatomy)
+
+
+def _direct(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
     from ullage.telemetry.scrape import DirectSource
 
     source = DirectSource(args.urls, interval_s=args.interval, api_key=args.api_key)
@@ -177,18 +195,58 @@ async def _source(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
     return source
 
 
+def _prometheus(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
+    with _installed():
+        from ullage.telemetry.prometheus_api import Access
+        from ullage.telemetry.promql import PrometheusSource
+
+    source = PrometheusSource(
+        args.prometheus,
+        selector=args.prometheus_selector or "",
+        access=Access(bearer_token=args.api_key or ""),
+    )
+    stack.push_async_callback(source.close)
+    return source
+
+
 async def _shown(
     args: argparse.Namespace, stack: AsyncExitStack, chosen: Callable[[Sight], Sight]
 ) -> list[Shown]:
-    """Everybody who is given each round, in order."""
+    """Everybody who is given each round, in order. Who acts sees it whole, whatever is shown."""
+    actor = None if args.act is None else _actor(args, stack)
     found: list[Shown] = []
     if args.exporter is not None:
         found.append(await _exporter(args, stack))
     if args.web is not None:
         found.append(await _web(args, stack))
     if not args.once:
-        found.append(_screen(args, stack))
-    return [_each(chosen, show) for show in found]
+        found.append(_screen(args, stack, actor))
+    return [*([] if actor is None else [actor.take]), *(_each(chosen, show) for show in found)]
+
+
+def _actor(args: argparse.Namespace, stack: AsyncExitStack) -> Actor:
+    """Who follows the policy. Raises BadInput for one that is wrong or cannot be logged."""
+    import time
+
+    with _installed():
+        from ullage.watch.act.actor import Actor
+        from ullage.watch.act.journal import Journal
+        from ullage.watch.act.perform import Performer
+        from ullage.watch.act.policy import read_policy
+
+    policy = read_policy(args.act)
+    journal = stack.enter_context(Journal(policy.log))
+    performer = Performer(api_key=args.api_key, dry_run=not args.yes)
+    stack.push_async_callback(performer.close)
+    mode = "acting" if args.yes else "a dry run: nothing is done without --yes"
+    print(f"{args.act}: {mode}; logged in {policy.log}", file=sys.stderr, flush=True)
+
+    def say(sentence: str) -> None:
+        # On the live screen the last of these stand beneath the replicas.
+        if not (_on_screen(args) and sys.stderr.isatty()):
+            print(sentence, file=sys.stderr, flush=True)
+
+    return Actor(policy, performer, journal, say, now_s=time.time())
 
 
 def _each(chosen: Callable[[Sight], Sight], show: Shown) -> Shown:
@@ -237,19 +295,26 @@ async def _web(args: argparse.Namespace, stack: AsyncExitStack) -> Shown:
     return feed.take
 
 
-def _screen(args: argparse.Namespace, stack: AsyncExitStack) -> Shown:
+def _screen(args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None) -> Shown:
     """The live screen where a terminal looks on, else each round as text or as a JSON line."""
     import asyncio
-    import os
     import signal
 
-    if args.output == "json" or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+    if not _on_screen(args):
         return lambda sight: _write(args, sight)
     from ullage.watch.screen import Screen
 
     screen = stack.enter_context(Screen())
     asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, screen.redraw)
-    return screen.show
+    return lambda sight: screen.show(sight, () if actor is None else actor.said)
+
+
+def _on_screen(args: argparse.Namespace) -> bool:
+    """Whether each round is drawn over the one before."""
+    import os
+
+    dumb = os.environ.get("TERM") == "dumb"
+    return args.output == "table" and not args.once and sys.stdout.isatty() and not dumb
 
 
 @contextmanager

@@ -1,0 +1,116 @@
+"""`ullage watch rules` and `ullage watch dashboard`: alerts and dashboards as code.
+
+Holds flags and the writing of one file, whole or not at all. What is written is `watch.code`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ullage.errors import BadUsage
+
+ENGINES = ("vllm", "sglang", "trtllm", "triton", "tgi", "lmdeploy", "llamacpp", "ullage")
+"""Dialects by name; a test holds them to `telemetry.dialects.table`."""
+LABEL = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+LEAST_SCRAPE_S, MOST_SCRAPE_S = 0.1, 3600.0
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+BY = "cluster,namespace,job,pod,instance"
+FLAGS = ("engine", "selector", "by", "scrape_interval", "out")
+"""What these flags are called among the parsed; they mean nothing to `ullage watch URL`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `ullage watch rules` and `ullage watch dashboard`."""
+    code = parser.add_argument_group("for the words rules and dashboard")
+    code.add_argument("--engine", choices=ENGINES, help="whose metrics (default: vllm)")
+    code.add_argument(
+        "--selector", metavar="MATCHERS", help='only series that match, for example job="vllm"'
+    )
+    code.add_argument(
+        "--by", type=_labels, metavar="LABELS", help=f"what tells replicas apart (default: {BY})"
+    )
+    code.add_argument(
+        "--scrape-interval",
+        type=_scrape_interval,
+        metavar="DURATION",
+        help="how often Prometheus scrapes the engines; rules count in scrapes (default: 15s)",
+    )
+    code.add_argument("--out", metavar="FILE", help="default: standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write rules or a dashboard, by the one word in `args.urls`."""
+    if len(args.urls) != 1:
+        raise BadUsage(repr(" ".join(args.urls)[:80]), expected=f"nothing after {args.urls[0]}")
+    text = _rules(args)
+    if args.out is None:
+        sys.stdout.write(text)
+    else:
+        _write(Path(args.out), text)
+        print(f"wrote {args.out}", file=sys.stderr)
+    return 0
+
+
+def require_none(args: argparse.Namespace) -> None:
+    """Raise BadUsage where a flag of these words was given without them."""
+    for flag in FLAGS:
+        if getattr(args, flag) is not None:
+            raise BadUsage(
+                "there is nothing to write", field=f"--{flag.replace('_', '-')}",
+                expected="it after `ullage watch rules` or `ullage watch dashboard`",
+            )  # fmt: skip
+
+
+def _rules(args: argparse.Namespace) -> str:
+    from ullage.telemetry.dialects.table import DIALECTS
+    from ullage.telemetry.promql_text import selector_of
+    from ullage.watch.code.expressions import Scope
+    from ullage.watch.code.records import Spans
+    from ullage.watch.code.ruleset import rule_file, ruleset_of
+
+    dialect = next(d for d in DIALECTS if d.engine == (args.engine or ENGINES[0]))
+    scope = Scope(selector_of(args.selector or "", "--selector"), args.by or _labels(BY))
+    spans = Spans() if args.scrape_interval is None else Spans(args.scrape_interval)
+    return rule_file(ruleset_of(dialect, scope, spans))
+
+
+def _write(final: Path, text: str) -> None:
+    """The file, whole or not at all. Raises BadUsage where it cannot be written."""
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.part") if final.name else final
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(final)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a usable path"
+        raise BadUsage(
+            f"cannot be written ({reason})", file=final, field="--out",
+            expected="a path that can be written",
+        ) from error  # fmt: skip
+    finally:
+        if temporary != final:
+            with suppress(OSError, ValueError):
+                temporary.unlink(missing_ok=True)
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not all(LABEL.fullmatch(name) for name in names):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}; expected label names with commas")
+    if "instance" not in names and "pod" not in names:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}; expected instance or pod among them")
+    return names
+
+
+def _scrape_interval(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)", text.strip())
+    value = float(match[1]) * UNITS[match[2]] if match else 0.0
+    if not LEAST_SCRAPE_S <= value <= MOST_SCRAPE_S:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}; expected a duration such as 15s, from 100ms to 1h"
+        )
+    return value
