@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ullage.telemetry.dialects.source import Arithmetic, Dialect, Metric, Source
 from ullage.telemetry.dialects.vllm import CAPACITY, COMMON, INFO
@@ -30,7 +31,11 @@ ULLAGE = Dialect(
     proof="recorded",
     versions="0.1",
     marks=("ullage_engine_info",),
-    fields={**COMMON, **OWN},
+    # Of vLLM's names the newest, which it has in every version.
+    fields={
+        **{name: (replace(sources[0], versions=""),) for name, sources in COMMON.items()},
+        **OWN,
+    },
     absent={},
     info=INFO,
     hints={"kv_used_ratio": "an embedding server has no KV cache"},
