@@ -114,6 +114,30 @@ def test_a_replica_that_is_down_shows_no_old_figures(opened: chrome.Page) -> Non
     assert "not known" in opened.text("#chart-kv figcaption")
 
 
+def test_a_sum_of_some_says_of_how_many(opened: chrome.Page) -> None:
+    assert "10 of 11 replicas tell it" in opened.text("#chart-kv figcaption")
+    assert "tell it" not in opened.text("#chart-requests figcaption")
+    used = "#keys div:first-child"
+    # One engine tells no bytes, one does not answer: the share is not made of bytes then.
+    assert opened.text(f"{used} small") == "mean of replicas; 10 of 11 tell it"
+
+
+def test_a_short_past_fills_the_chart(page: chrome.Page) -> None:
+    feed = Feed()
+    for sight in simulated.rounds(120):
+        feed.take(sight)
+    with served(feed) as url:
+        page.open(f"{url}/")
+        page.wait(READY)
+        xs = page.evaluate(
+            "document.querySelector('#chart-prefix polyline').getAttribute('points')"
+            ".split(' ').map(p => +p.split(',')[0])"
+        )
+        left = page.evaluate("+document.querySelector('#chart-prefix .base').getAttribute('x1')")
+    assert len(xs) == 25
+    assert xs[0] == pytest.approx(left, abs=0.2)
+
+
 def test_a_chart_says_why_there_is_nothing_to_draw(opened: chrome.Page) -> None:
     opened.click("#rows tr:nth-child(4) .name")
     opened.wait(f"document.getElementById('time-title').innerText.includes('{QUIET}')")

@@ -112,6 +112,7 @@ async def _history(request: Request) -> Response:
         return _bad("since: Unix time in seconds")
     series = feed.past.fleet
     absent: dict[str, str] = {}
+    partial = {} if feed.round is None else documents.partial_columns(feed.round.totals)
     asked = request.query_params.get("id", "")
     if asked:
         replica = None if feed.round is None else feed.round.by_id.get(asked)
@@ -120,8 +121,9 @@ async def _history(request: Request) -> Response:
             return _json({"error": "no such replica in the latest round"}, 404)
         assert replica is not None
         series = found
-        absent = documents.absent_columns(replica.figures)
-    return _json({"id": asked, **documents.history_document(series.since(since), absent)})
+        absent, partial = documents.absent_columns(replica.figures), {}
+    told = documents.history_document(series.since(since), absent, partial)
+    return _json({"id": asked, **told})
 
 
 async def _events(request: Request) -> Response:

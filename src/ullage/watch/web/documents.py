@@ -28,6 +28,10 @@ MOST_EVIDENCE = 24
 MOST_SETTINGS = 300
 MOST_CHANGES = 60
 MOST_NAMES = 40
+FIELD_OF: Mapping[str, Histograms] = {
+    f"{short}_{word}_s": field for short, field in CHARTED for word in ("p50", "p99")
+}
+"""Column of the series → the histogram that it is a quantile of."""
 
 
 def round_document(
@@ -105,23 +109,42 @@ def replica_document(replica: Replica) -> Document:
 
 
 def history_document(
-    rows: Iterable[tuple[float, Sequence[float]]], absent: Mapping[str, str]
+    rows: Iterable[tuple[float, Sequence[float]]],
+    absent: Mapping[str, str],
+    partial: Mapping[str, tuple[int, int]] | None = None,
 ) -> Document:
     """Rows of the series, oldest first; null where a number is not known. `absent`: why a column
-    is not known now."""
+    is not known now. `partial`: of how many of the replicas that answer a column speaks now."""
     times, cells = [], []
     for time_s, row in rows:
         times.append(round(time_s, 3))
         cells.append([_cell(number) for number in row])
-    return {"columns": list(NAMES), "times": times, "rows": cells, "absent": dict(absent)}
+    return {
+        "columns": list(NAMES),
+        "times": times,
+        "rows": cells,
+        "absent": dict(absent),
+        "partial": dict(partial or {}),
+    }
+
+
+def partial_columns(totals: Totals) -> dict[str, tuple[int, int]]:
+    """Column of the fleet's series → (replicas that know it, replicas that answer), where fewer."""
+    of = totals.num_answering
+    known = {name: total.num_replicas for name, total in totals.sums.items()}
+    if totals.kv_used_ratio is not None:
+        known["kv_used_ratio"] = totals.kv_used_ratio.num_replicas
+    for column, field in FIELD_OF.items():
+        if field in totals.spreads:
+            known[column] = totals.spreads[field][1]
+    return {name: (num, of) for name, num in known.items() if name in NAMES and num < of}
 
 
 def absent_columns(figures: Figures) -> dict[str, str]:
     """Column of the series → why this replica's is not known."""
-    field_of = {f"{short}_{word}_s": field for short, field in CHARTED for word in ("p50", "p99")}
     out = {}
     for column in NAMES:
-        field = field_of.get(column, column)
+        field: str = FIELD_OF.get(column, column)
         if field in figures.absent and not (
             column == "kv_used_ratio" and figures.used_ratio is not None
         ):
@@ -235,7 +258,9 @@ def fleet_figures(totals: Totals) -> Document:
             "unit": "ratio",
             "num": ratio.num_replicas,
             "of": of,
-            "source": f"by {totals.basis}",
+            "source": "mean of replicas"
+            if totals.basis == "mean of replicas"
+            else f"by {totals.basis}",
         }
     )
     for short, field in CHARTED:

@@ -48,11 +48,13 @@ export class History {
     this.times = [];
     this.rows = [];
     this.absent = {};
+    this.partial = {};
   }
 
   add(told) {
     this.columns = new Map(told.columns.map((name, i) => [name, i]));
     this.absent = told.absent;
+    this.partial = told.partial;
     for (let i = 0; i < told.times.length; i += 1) {
       if (this.times.length && told.times[i] <= this.times[this.times.length - 1]) continue;
       this.times.push(told.times[i]);
@@ -113,7 +115,7 @@ function logTicks(low, high) {
   return out;
 }
 
-const TIME_STEPS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
+const TIME_STEPS = [10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600];
 
 function timeTicks(fromS, untilS, most) {
   const step = TIME_STEPS.find(s => (untilS - fromS) / s <= most) ?? 43200;
@@ -220,9 +222,9 @@ export class Chart {
       put(svg("text", {x: LEFT - 7, y: fixed(y(value) + 4), "text-anchor": "end", class: "tick"}, tick(value, spec.unit)));
     }
     put(svg("line", {x1: LEFT, x2: right, y1: bottom, y2: bottom, class: "base"}));
-    for (const t of timeTicks(fromS, untilS, Math.floor((right - LEFT) / 62))) {
+    for (const t of timeTicks(fromS, untilS, Math.floor((right - LEFT) / 70))) {
       put(svg("line", {x1: fixed(x(t)), x2: fixed(x(t)), y1: bottom, y2: bottom + 4, class: "base"}));
-      if (x(t) < right - 14 && x(t) > LEFT + 4) put(svg("text", {x: fixed(x(t)), y: bottom + 17, "text-anchor": "middle", class: "tick"}, shortClock(t)));
+      if (x(t) < right - 14 && x(t) > LEFT + 4) put(svg("text", {x: fixed(x(t)), y: bottom + 17, "text-anchor": "middle", class: "tick"}, untilS - fromS < 300 ? clock(t) : shortClock(t)));
     }
     for (const {from, until, severity} of marks.incidents) {
       const a = Math.max(LEFT, x(from)), b = Math.min(right, x(until ?? untilS));
@@ -269,6 +271,13 @@ export class Chart {
       this.legend.append(item);
       said.push(item.textContent);
       if (at !== null && value !== null) put(svg("circle", {cx: fixed(x(history.times[i])), cy: fixed(y(value)), r: 3, class: `dot ${line.kind}`}));
+    }
+    const few = lines.map(line => history.partial[line.column]).find(Boolean);
+    if (few && at === null) {
+      const note = document.createElement("span");
+      note.textContent = `${few[0]} of ${few[1]} replicas tell it`;
+      this.legend.append(note);
+      said.push(note.textContent);
     }
     if (at !== null) put(svg("line", {x1: fixed(x(history.times[i])), x2: fixed(x(history.times[i])), y1: TOP, y2: bottom, class: "moment"}));
     this.drawing.setAttribute("aria-label", `${spec.title} at ${clock(history.times[i])}: ${said.join(", ")}`);

@@ -219,7 +219,9 @@ export function showReplica(told, nowS) {
   redraw(at("changes"), [told.changes, nowS - nowS % 30], ([changes]) => changes.length
     ? changes.map(c => el("li", {}, el("b", {text: c.what}), ` ${c.before || "nothing"} → ${c.after || "nothing"} `, el("span", {class: "source", text: moment(c.time_s, nowS)})))
     : [el("li", {text: "Nothing was seen to change."})]);
-  redraw(at("findings"), told.findings, findings => findings.length ? findings.map(ruleItem) : [el("li", {text: "No rule has been asked."})]);
+  const order = ["fired", "clear", "not_evaluable"];
+  const sorted = [...told.findings].sort((a, b) => order.indexOf(a.state) - order.indexOf(b.state) || (a.id < b.id ? -1 : 1));
+  redraw(at("findings"), sorted, findings => findings.length ? findings.map(ruleItem) : [el("li", {text: "No rule has been asked."})]);
   at("settings-part").hidden = !told.settings.length;
   redraw(at("settings"), told.settings, pairs);
 }
@@ -298,9 +300,10 @@ export function showKeys(parent, figures) {
 function keyNote(name, figure, figures) {
   if (figure.absent !== undefined) return figure.absent;
   const notes = [];
-  if (name === "kv_used_ratio" && figures.kv_used_bytes.absent === undefined) {
-    notes.push(`${byteSize(figures.kv_used_bytes.value)} of ${byteSize(figures.kv_total_bytes.value)}`);
-  } else if (name === "kv_used_ratio" && figure.source) notes.push(figure.source);
+  if (name === "kv_used_ratio") {
+    // Bytes are shown beside the share only where it is made of them.
+    notes.push(figure.source === "by bytes" ? `${byteSize(figures.kv_used_bytes.value)} of ${byteSize(figures.kv_total_bytes.value)}` : figure.source);
+  }
   if (figure.num < figure.of) notes.push(`${figure.num} of ${figure.of} tell it`);
   return notes.join("; ");
 }

@@ -158,7 +158,9 @@ function marks() {
 function showCharts() {
   const {history, told} = state;
   if (!told) return;
-  const untilS = told.time_s, fromS = untilS - state.span;
+  const untilS = told.time_s;
+  // While the past is shorter than the span, the chart is as long as the past.
+  const fromS = Math.max(untilS - state.span, Math.min(history.times[0] ?? untilS, untilS - 60));
   const first = Math.min(history.from(fromS), Math.max(0, history.times.length - 1));
   let row = null;
   if (state.moment !== null && history.times.length) {
