@@ -57,7 +57,7 @@ def _engine(dialect: Dialect) -> str:
     lines = [
         f"## {dialect.title}",
         "",
-        f"`engine`: `{dialect.engine}`; versions {dialect.versions}; {dialect.proof}. A page is "
+        f"`engine`: `{dialect.engine}`; versions: {dialect.versions}; {dialect.proof}. A page is "
         f"its own when a metric begins with {_code(dialect.marks)}"
         + (f" and none with {_code(dialect.unless)}." if dialect.unless else "."),
         "",

@@ -161,6 +161,16 @@ def test_of_a_recorded_vllm_the_blocks_that_are_held_are_whole(name: str) -> Non
     assert (held > 0) == (name == "overload")
 
 
+def test_of_two_engines_both_pools_count() -> None:
+    page = (PAGES / "vllm-0.32-two-engines.prom").read_bytes()
+    snapshot = snapshot_of(page, time_s=0.0, told=Told(version="0.32.0", max_model_len=256))
+    given = Deployment(platform="cpu", dtype="float32")
+    snapshot = with_model(snapshot, anatomy_of(TINY), deployment=given)
+    assert snapshot.gauges["kv_total_bytes"] == 28 * TINY_BLOCK_BYTES
+    # One engine holds 11 of its 13 blocks, the other none.
+    assert math.isclose(snapshot.gauges["kv_used_bytes"], 11 * TINY_BLOCK_BYTES)
+
+
 def test_an_override_of_the_blocks_leaves_the_dtype_unproven() -> None:
     page = (PAGES / "vllm-0.32-overload.prom").read_bytes()
     snapshot = snapshot_of(page, time_s=0.0, told=Told(version="0.32.0", max_model_len=256))

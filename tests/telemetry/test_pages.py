@@ -87,6 +87,18 @@ def test_an_overloaded_vllm_shows_its_storm() -> None:
         assert "plugin" in busy.absent[name]
 
 
+def test_two_engines_of_a_real_vllm_are_one_replica() -> None:
+    both = read("vllm-0.32-two-engines")
+    assert both.identity.num_engines == 2
+    # The label has the blocks of both and the tokens of each.
+    assert both.identity.num_blocks == 28
+    assert both.gauges["kv_total_tokens"] == 2 * 448
+    assert both.gauges["running"] == 2
+    assert both.gauges["waiting"] == 3
+    assert both.counters["preemptions"] == 31 + 25
+    assert math.isclose(both.gauges["kv_used_ratio"], 11 / 13 / 2)
+
+
 def test_the_embedded_engine_says_all_but_what_holds_while_it_idles() -> None:
     busy, after = read("ullage-overload"), read("ullage-after")
     assert not busy.absent

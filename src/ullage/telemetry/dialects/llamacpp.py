@@ -11,7 +11,7 @@ from ullage.telemetry.snapshot import HISTOGRAMS
 
 SIX = "six digits"
 COMPUTED = Metric("llamacpp:prompt_tokens_total", note=SIX)
-CACHED = Metric("llamacpp:prompt_tokens_cached_total", "2026", note=SIX)
+CACHED = Metric("llamacpp:prompt_tokens_cached_total", note=SIX)
 NOT_TOLD = "llama.cpp does not export it"
 NO_HISTOGRAM = "llama.cpp exports no histograms"
 GONE = "llama.cpp says nothing of its KV cache since pull request 13660 (May 2025)"
@@ -20,11 +20,11 @@ LLAMACPP = Dialect(
     engine="llamacpp",
     title="llama.cpp",
     proof="published",
-    versions="b3000 … b11434",
+    versions="read in b11434",
     marks=("llamacpp:",),
     fields={
-        "kv_used_ratio": (Metric("llamacpp:kv_cache_usage_ratio", "… b5400"),),
-        "kv_used_tokens": (Metric("llamacpp:kv_cache_tokens", "… b5400"),),
+        "kv_used_ratio": (Metric("llamacpp:kv_cache_usage_ratio", "before May 2025"),),
+        "kv_used_tokens": (Metric("llamacpp:kv_cache_tokens", "before May 2025"),),
         "running": (Metric("llamacpp:requests_processing"),),
         "waiting": (Metric("llamacpp:requests_deferred"),),
         "prompt_tokens": (Arithmetic(COMPUTED, "+", CACHED),),

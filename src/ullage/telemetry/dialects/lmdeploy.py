@@ -13,7 +13,7 @@ LMDEPLOY = Dialect(
     engine="lmdeploy",
     title="LMDeploy",
     proof="published",
-    versions="0.10 … 0.18",
+    versions="read in 0.18",
     marks=("lmdeploy:",),
     fields={
         "kv_used_ratio": (Metric("lmdeploy:gpu_cache_usage_perc", combine="mean"),),
@@ -24,7 +24,7 @@ LMDEPLOY = Dialect(
         "prefix_queries_tokens": (
             Metric("lmdeploy:prompt_tokens_total", note="every prompt is looked up"),
         ),
-        "prefix_hits_tokens": (Metric("lmdeploy:cached_tokens_total", "0.18"),),
+        "prefix_hits_tokens": (Metric("lmdeploy:cached_tokens_total"),),
         "process_cpu_s": (Metric("process_cpu_seconds_total"),),
         "finished_by_reason": (Metric("lmdeploy:request_success_total", by="finished_reason"),),
         "ttft_s": (Metric("lmdeploy:time_to_first_token_seconds"),),

@@ -22,7 +22,7 @@ SGLANG = Dialect(
     engine="sglang",
     title="SGLang",
     proof="published",
-    versions="0.4 … 0.5.23",
+    versions="read in 0.5.23",
     marks=("sglang:",),
     copies=("tp_rank", "pp_rank", "moe_ep_rank"),
     fields={
@@ -60,7 +60,7 @@ SGLANG = Dialect(
         "ttft_s": (Metric("sglang:time_to_first_token_seconds"),),
         "itl_s": (
             Metric("sglang:inter_token_latency_seconds"),
-            Metric("sglang:time_per_output_token_seconds", "… 0.4"),
+            Metric("sglang:time_per_output_token_seconds", "before"),
         ),
         "e2e_s": (Metric("sglang:e2e_request_latency_seconds"),),
         "queue_s": (Metric("sglang:queue_time_seconds"),),

@@ -17,7 +17,7 @@ TGI = Dialect(
     engine="tgi",
     title="TGI",
     proof="published",
-    versions="2 … 3",
+    versions="read in its documents and in sources of version 3",
     marks=("tgi_",),
     fields={
         "kv_used_ratio": (Arithmetic(HELD, "÷", MOST),),

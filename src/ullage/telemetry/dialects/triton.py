@@ -22,7 +22,7 @@ TRITON = Dialect(
     engine="triton",
     title="Triton with TensorRT-LLM",
     proof="published",
-    versions="23.10 …",
+    versions="read in its documents",
     marks=("nv_trt_llm_",),
     fields={
         "kv_used_ratio": (

@@ -16,7 +16,7 @@ TRTLLM = Dialect(
     engine="trtllm",
     title="trtllm-serve",
     proof="published",
-    versions="1.0 … 1.3",
+    versions="read in its sources of 2026",
     marks=("trtllm_",),
     fields={
         "kv_used_ratio": (

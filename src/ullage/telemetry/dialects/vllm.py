@@ -1,8 +1,9 @@
 """vLLM's metrics, 0.6 to 0.33, the ones of its plugin for ullage included. Data only.
 
-Names were read in vLLM 0.32 (v1/metrics/loggers.py) and its page is recorded; older ones are
-published: pull requests 18354 and 29330 (gpu_ prefixes), 24110 (time per output token), 42206
-(kv_cache_size_tokens), 14136 and 15458.
+Names were read in vLLM 0.32 and 0.30 (v1/metrics/loggers.py), whose pages are recorded; older
+ones are published, and when they went follows from vLLM's rule (deprecated in X.Y, hidden in the
+next minor version, gone in the one after): pull requests 18354 and 29330 (gpu_ prefixes), 24110
+(time per output token), 42206 (kv_cache_size_tokens), 14136 and 15458.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ullage.telemetry.snapshot import Name
 CACHE_INFO = "vllm:cache_config_info"
 USAGE = (
     # A data-parallel engine's share of its own blocks; all engines have equally many.
-    Metric("vllm:kv_cache_usage_perc", "0.9.2 …", combine="mean"),
+    Metric("vllm:kv_cache_usage_perc", "0.10 …", combine="mean"),
     Metric("vllm:gpu_cache_usage_perc", "… 0.10", combine="mean"),
 )
 # Of one engine, in every engine's series (vLLM 0.32, v1/engine/core_client.py).
@@ -55,14 +56,14 @@ COMMON: Mapping[Name, tuple[Source, ...]] = {
     "prompt_tokens": (Metric("vllm:prompt_tokens_total"),),
     "generation_tokens": (Metric("vllm:generation_tokens_total"),),
     "prefix_queries_tokens": (
-        Metric("vllm:prefix_cache_queries_total", "0.9.2 …"),
+        Metric("vllm:prefix_cache_queries_total", "0.10 …"),
         Metric("vllm:gpu_prefix_cache_queries_total", "0.8 … 0.10"),
     ),
     "prefix_hits_tokens": (
-        Metric("vllm:prefix_cache_hits_total", "0.9.2 …"),
+        Metric("vllm:prefix_cache_hits_total", "0.10 …"),
         Metric("vllm:gpu_prefix_cache_hits_total", "0.8 … 0.10"),
     ),
-    "rejected_requests": (Metric("vllm:admission_rejections_total", "0.32 …"),),
+    "rejected_requests": (Metric("vllm:admission_rejections_total", "0.31 or 0.32 …"),),
     "process_cpu_s": (PROCESS_CPU,),
     "waiting_by_reason": (Metric("vllm:num_requests_waiting_by_reason", by="reason"),),
     "finished_by_reason": (Metric("vllm:request_success_total", by="finished_reason"),),
@@ -70,7 +71,7 @@ COMMON: Mapping[Name, tuple[Source, ...]] = {
     "ttft_s": (Metric("vllm:time_to_first_token_seconds"),),
     "itl_s": (
         Metric("vllm:inter_token_latency_seconds", "0.11 …"),
-        Metric("vllm:time_per_output_token_seconds", "… 0.12"),
+        Metric("vllm:time_per_output_token_seconds", "… 0.11"),
     ),
     "e2e_s": (Metric("vllm:e2e_request_latency_seconds"),),
     "queue_s": (
@@ -82,7 +83,7 @@ COMMON: Mapping[Name, tuple[Source, ...]] = {
     "request_prompt_tokens": (Metric("vllm:request_prompt_tokens"),),
     "request_generation_tokens": (Metric("vllm:request_generation_tokens"),),
     "request_max_tokens": (Metric("vllm:request_params_max_tokens"),),
-    "request_preemptions": (Metric("vllm:request_num_preemptions", "0.32 …"),),
+    "request_preemptions": (Metric("vllm:request_num_preemptions"),),
 }
 INFO = Info(
     settings=(CACHE_INFO,),
@@ -117,6 +118,6 @@ VLLM = Dialect(
         "page_utilization_ratio": WITH_PLUGIN,
         "oldest_request_age_s": WITH_PLUGIN,
         "recomputed_tokens": WITH_PLUGIN,
-        "rejected_requests": "vLLM counts refusals since 0.32",
+        "rejected_requests": "vLLM 0.30 counts no refusals, 0.32 does",
     },
 )
