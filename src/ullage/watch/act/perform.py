@@ -78,17 +78,16 @@ class Performer:
             return Outcome("failed", f"{type(error).__name__}: {error}"[:200])
 
     async def _cancel(self, base: str, percent: float) -> Outcome:
-        """The promise is asked for first, so that what is freed can be held against it."""
-        promise = _report(await self._ask("POST", _cancel_url(base, percent, dry_run=True)), True)
-        promised, num = promise
-        if not num:
-            return Outcome("nothing", "no request is running", 0, promised, None)
+        """What would be is asked for first: an engine that cannot answer that is not let act."""
+        would = _report(await self._ask("POST", _cancel_url(base, percent, dry_run=True)), True)
+        if not would.num:
+            return Outcome("nothing", "no request is running", 0, would.promised_bytes)
         if self.dry_run:
-            return Outcome("would", f"would end {_requests(num)}", num, promised, None)
-        freed, ended = _report(
-            await self._ask("POST", _cancel_url(base, percent, dry_run=False)), False
-        )
-        return Outcome("done", f"ended {_requests(ended)}", ended, promised, freed)
+            message = f"would end {_requests(would.num)}"
+            return Outcome("would", message, would.num, would.promised_bytes)
+        did = _report(await self._ask("POST", _cancel_url(base, percent, dry_run=False)), False)
+        message = f"ended {_requests(did.num)}"
+        return Outcome("done", message, did.num, did.promised_bytes, did.freed_bytes)
 
     async def _drain(self, base: str) -> Outcome:
         if self.dry_run:
@@ -129,15 +128,24 @@ def _cancel_url(base: str, percent: float, *, dry_run: bool) -> str:
     return f"{base}/ullage/cancel_oldest?percent={percent:g}&dry_run={str(dry_run).lower()}"
 
 
-def _report(found: dict[str, Any], dry_run: bool) -> tuple[float, int]:
-    """(bytes, requests): promised in a dry run, else freed. Raises _Refused for any other answer,
-    above all for one that did something where it was only asked what it would do."""
-    ids, size = found.get("request_ids"), found.get("promised_bytes" if dry_run else "freed_bytes")
-    is_size = isinstance(size, int | float) and not isinstance(size, bool) and size >= 0
-    if not isinstance(ids, list) or not is_size or found.get("dry_run") is not dry_run:
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """How many requests; the promise was made at the moment of the deed, for just those."""
+
+    num: int
+    promised_bytes: float
+    freed_bytes: float
+
+
+def _report(found: dict[str, Any], dry_run: bool) -> _Report:
+    """The answer of cancel_oldest. Raises _Refused for any other answer, above all for one that
+    did something where it was only asked what it would do."""
+    ids = found.get("request_ids")
+    sizes = [found.get("promised_bytes"), found.get("freed_bytes")]
+    known = [s for s in sizes if isinstance(s, int | float) and not isinstance(s, bool) and s >= 0]
+    if not isinstance(ids, list) or len(known) != 2 or found.get("dry_run") is not dry_run:
         raise _Refused("failed", "the answer is not what this route answers")
-    assert isinstance(size, int | float)
-    return float(size), len(ids)
+    return _Report(len(ids), float(known[0]), float(known[1]))
 
 
 def _requests(num: int) -> str:
