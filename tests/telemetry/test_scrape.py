@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
@@ -317,3 +319,16 @@ def test_time_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert first_s <= clock.now() < first_s + 5
     assert abs(first_s - time.monotonic() - clock._ahead_s) < 5
+
+
+def test_a_thousand_connections_are_allowed_for_where_the_system_allows_them() -> None:
+    script = (
+        "import resource as r\n"
+        "from ullage.telemetry.scrape import DirectSource\n"
+        "hard = r.getrlimit(r.RLIMIT_NOFILE)[1]\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, hard))\n"
+        "DirectSource([f'h{n}:1' for n in range(1000)])\n"
+        "wanted = 2256 if hard == r.RLIM_INFINITY else min(2256, hard)\n"
+        "assert r.getrlimit(r.RLIMIT_NOFILE)[0] == wanted, r.getrlimit(r.RLIMIT_NOFILE)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -206,6 +206,7 @@ class DirectSource:
     ) -> None:
         if not urls:
             raise BadUsage("no URL", expected="at least one endpoint to watch")
+        _open_files_for(len(urls))
         clock = Clock()
         self._endpoints = [
             Endpoint(url, api_key=api_key, clock=clock) for url in dict.fromkeys(urls)
@@ -247,3 +248,17 @@ class DirectSource:
             return endpoint.last or never
         del self._running[endpoint]
         return task.result()
+
+
+def _open_files_for(num: int) -> None:
+    """Let the process have a connection to each, where the system lets it have more files: many
+    start programs with 1,024. What it then still lacks is said by the looks that fail."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, where there is no such limit
+        return
+    wanted = 2 * num + 256  # an endpoint may be asked anew while its old connection closes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
