@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_every_field_is_known_or_named_in_absent_never_both(view):
         assert (replica[name] is None) == (name in replica["absent"]), name
         assert replica["absent"].get(name, "said") != ""
     nulls = {name for name, value in replica.items() if value is None}
-    assert nulls - {"error", "pod"} == set(replica["absent"])
+    assert nulls - {"error", "pod", "dropped"} == set(replica["absent"])
 
 
 def test_a_rate_takes_two_scrapes():
@@ -194,3 +195,12 @@ def test_gpus_say_null_for_what_they_do_not_say():
     assert made["used_bytes"] == 7_000_000_000
     assert made["temperature_celsius"] is None
     assert made["throttled_because"] == ["power"]
+
+
+def test_a_source_that_failed_and_what_was_dropped_are_said():
+    now = replace(sights.snapshot(), dropped="2 lines that are no samples")
+    made = strict(document(replace(sights.sight(sights.view(now=now)), error="no route")))
+    assert made["error"] == "no route"
+    assert made["replicas"][0]["dropped"] == "2 lines that are no samples"
+    plain = strict(document(sights.sight()))
+    assert (plain["error"], plain["replicas"][0]["dropped"]) == (None, None)

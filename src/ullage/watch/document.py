@@ -39,6 +39,7 @@ def document(sight: Sight) -> dict[str, object]:
         "time": iso_time(sight.time_s),
         "time_s": sight.time_s,
         "interval_s": sight.interval_s,
+        "error": sight.error or None,
         "replicas": [
             replica_document(view, one) for view, one in zip(sight.views, figures, strict=True)
         ],
@@ -76,6 +77,7 @@ def replica_document(view: View, figures: Figures) -> dict[str, object]:
         "gpus": [gpu_document(gpu) for gpu in figures.gpus],
         "pod": None if view.pod is None else dict(view.pod),
         "changes": [change_document(change) for change in view.changes],
+        "dropped": (view.now.dropped or None) if figures.time_s is not None and view.now else None,
         "sources": dict(figures.sources),
         "approximate": sorted(figures.approximate),
         "absent": {**_absent_identity(figures), **figures.absent},

@@ -117,7 +117,10 @@ def _header(sight: Sight, width: int) -> list[Text]:
         parts.append(Text(f"{down:,} not answering", "bold red"))
     parts += severity_counts(sight)
     parts += [Text(moment, "dim"), Text(f"every {sight.interval_s:g} s", "dim")]
-    return flow(parts, width, "")
+    lines = flow(parts, width, "")
+    if sight.error:
+        lines += wrapped(f"the source of replicas failed: {sight.error}", width, "", "bold red")
+    return lines
 
 
 def _totals(totals: Totals, width: int) -> list[Text]:
@@ -184,9 +187,11 @@ def _replicas(rows: Sequence[Row], width: int, room: int | None) -> list[Text]:
 
 def _absences(rows: Sequence[Row], width: int) -> list[Text]:
     """Why there are dashes: each reason once, with the figures that it explains."""
-    answering = [row.figures for row in rows if row.figures.time_s is not None]
     why: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for one in answering:
+    for row in rows:
+        one = row.figures
+        if one.time_s is None:
+            continue
         for name, label in SHOWN.items():
             if name in one.absent:
                 why[one.absent[name]][label] += 1
