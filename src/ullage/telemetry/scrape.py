@@ -59,10 +59,16 @@ class Clock:
     """Unix time that never goes back nor jumps, whatever is done to the machine's clock."""
 
     def __init__(self) -> None:
-        self._ahead_s = time.time() - time.monotonic()
+        self._ahead_s = time.time() - _steady_s()
 
     def now(self) -> float:
-        return time.monotonic() + self._ahead_s
+        return _steady_s() + self._ahead_s
+
+
+def _steady_s() -> float:
+    """Seconds since some instant; where the system tells them, those that it slept too."""
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 class Endpoint:
@@ -74,7 +80,8 @@ class Endpoint:
         self._clock = clock
         self._connection = Connection(origin, api_key=api_key)
         given = next((known for known in reversed(PATHS) if path.endswith(known)), None)
-        self._base = path.removesuffix(given) if given else path
+        # What OpenAI's clients call the base URL ends with /v1.
+        self._base = path.removesuffix(given or "/v1")
         self._paths = (path,) if given else tuple(self._base + known for known in PATHS)
         self._path: str | None = None
         self._bodies: dict[str, bytes] = {}  # what tells of it, by route

@@ -7,7 +7,6 @@ rules', showing is the caller's.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -19,6 +18,8 @@ from ullage.watch.sight import Sight
 
 FORGET_S = 900.0
 """How long a replica that its source no longer names stays in sight, as one that is gone."""
+STUCK_S = 60.0
+"""How much longer than an interval a source may take; after that, it has failed this time."""
 GONE = "its source no longer names it"
 
 
@@ -43,17 +44,19 @@ class Watcher:
     async def rounds(self) -> AsyncIterator[Sight]:
         """A Sight per round, without end. Rounds begin at whole intervals after the first; those
         that a slow round ran over are left out, not made up for."""
-        begin_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
         while True:
             yield await self.round()
-            gone_s = time.monotonic() - begin_s
+            gone_s = loop.time() - begin_s
             await asyncio.sleep(self._interval_s - gone_s % self._interval_s)
 
     async def round(self) -> Sight:
         """One round, now. A source that fails is said in the Sight, and in every replica's view."""
         error = ""
         try:
-            looks = await self._source.look()
+            async with asyncio.timeout(STUCK_S + self._interval_s):
+                looks = await self._source.look()
         except Exception as raised:  # whatever a source runs into, watching goes on and says so
             error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
             now_s = self._clock.now()
