@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ullage.telemetry.exposition import Dropped, Rows, Settled, rows_of, settled
 from ullage.telemetry.identify import identify
-from ullage.telemetry.plan import HISTOGRAM_PARTS, Fact, Plan, plan_of
+from ullage.telemetry.plan import Fact, Plan, Steps
+from ullage.telemetry.plan_making import HISTOGRAM_PARTS, plan_of
 from ullage.telemetry.snapshot import (
     COUNTERS,
     GAUGES,
@@ -24,7 +25,8 @@ from ullage.telemetry.snapshot import (
 )
 
 VOCABULARY: tuple[Name, ...] = (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS)
-MOST_PLANS = 4096
+MOST_PLANS = 16_384
+"""Replicas whose plans are kept: one takes a few kilobytes, the steps of equal ones are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ def snapshot_of(body: bytes, *, time_s: float, told: Told = NOTHING_TOLD) -> Sna
 
 _Key = tuple[bytes, str, bool, frozenset[str]]
 _PLANS: OrderedDict[_Key, Plan] = OrderedDict()
+_STEPS: dict[Steps, Steps] = {}
 
 
 def _plan(found: Settled, told_engine: str, cut_short: bool) -> Plan:
@@ -89,13 +92,17 @@ def _plan(found: Settled, told_engine: str, cut_short: bool) -> Plan:
         damaged |= _family(last)
     identified = identify(names, told_engine)
     if identified.dialect is None:
-        plan = Plan(None)
-        plan.absent.update(dict.fromkeys(VOCABULARY, identified.reason))
-    else:
-        plan = plan_of(found.series, identified.dialect, damaged)
-    plan.malformed = found.malformed
-    plan.duplicates = sum(one is not None for one in found.series) - len(set(found.series) - {None})
-    return plan
+        nothing = Steps(absent_items=tuple((name, identified.reason) for name in VOCABULARY))
+        return Plan(None, _shared(nothing), malformed=found.malformed)
+    plan = plan_of(found.series, identified.dialect, damaged, malformed=found.malformed)
+    return replace(plan, steps=_shared(plan.steps))
+
+
+def _shared(steps: Steps) -> Steps:
+    """These steps, or the same ones of another page of this shape."""
+    if len(_STEPS) >= MOST_PLANS:
+        _STEPS.clear()
+    return _STEPS.setdefault(steps, steps)
 
 
 def _family(name: str) -> frozenset[str]:
@@ -108,8 +115,8 @@ def _family(name: str) -> frozenset[str]:
 
 def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
     read = plan.read(rows.values)
-    sources, absent = plan.sources, plan.absent
-    approximate = plan.approximate
+    sources, absent = plan.steps.sources, plan.steps.absent
+    approximate = plan.steps.approximate
     if read.absent:
         sources = {name: text for name, text in sources.items() if name not in read.absent}
         absent = {**absent, **read.absent}
