@@ -99,6 +99,20 @@ def test_two_engines_of_a_real_vllm_are_one_replica() -> None:
     assert math.isclose(both.gauges["kv_used_ratio"], 11 / 13 / 2)
 
 
+def test_llama_cpp_says_its_slots_and_tokens_and_nothing_of_its_cache() -> None:
+    busy, after = read("llamacpp-b11434-busy"), read("llamacpp-b11434-after")
+    assert busy.gauges == {"running": 2.0, "waiting": 0.0}
+    assert after.gauges == {"running": 0.0, "waiting": 0.0}
+    # 24 of the prompts' tokens came from the cache and are not among the 234 computed.
+    assert after.counters == {
+        "prompt_tokens": 258.0,
+        "prefix_queries_tokens": 258.0,
+        "prefix_hits_tokens": 24.0,
+        "generation_tokens": 144.0,
+    }
+    assert "13660" in after.absent["kv_used_ratio"]
+
+
 def test_the_embedded_engine_says_all_but_what_holds_while_it_idles() -> None:
     busy, after = read("ullage-overload"), read("ullage-after")
     assert not busy.absent

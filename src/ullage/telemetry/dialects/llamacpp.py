@@ -1,7 +1,7 @@
 """llama.cpp server's metrics (--metrics). Data only.
 
-Names were read in llama.cpp b11434 (tools/server/server-task.cpp). It prints six digits, so a
-counter above a million moves in steps.
+Names were read in llama.cpp b11434 (tools/server/server-task.cpp), and its page is recorded. It
+prints six digits, so a counter above a million moves in steps.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ GONE = "llama.cpp says nothing of its KV cache since pull request 13660 (May 202
 LLAMACPP = Dialect(
     engine="llamacpp",
     title="llama.cpp",
-    proof="published",
-    versions="read in b11434",
+    proof="recorded",
+    versions="b11434",
     marks=("llamacpp:",),
     fields={
         "kv_used_ratio": (Metric("llamacpp:kv_cache_usage_ratio", "before May 2025"),),
