@@ -20,9 +20,12 @@ NAMED = {page.stem: page.read_bytes() for page in PAGES}
 
 def theirs(body: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
     found = defaultdict(list)
-    for family in text_string_to_metric_families(body.decode()):
+    text = body.decode()
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name].append((sample.labels, sample.value))
+            # It gives every counter the ending, also one (n_tokens_max) whose page has none.
+            name = sample.name if f"\n{sample.name}" in text else sample.name.removesuffix("_total")
+            found[name].append((sample.labels, sample.value))
     return found
 
 
