@@ -52,7 +52,8 @@ def page_server(pages: Mapping[str, bytes]) -> Iterator[Pages]:
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body or b"")))
             self.end_headers()
-            self.wfile.write(body or b"")
+            with contextlib.suppress(OSError):  # a scrape that was over its time
+                self.wfile.write(body or b"")
 
         def log_message(self, *_: object) -> None:
             pass

@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Write rules or a dashboard, by the one word in `args.urls`."""
     if len(args.urls) != 1:
         raise BadUsage(repr(" ".join(args.urls)[:80]), expected=f"nothing after {args.urls[0]}")
+    if args.urls[0] == "dashboard":
+        raise BadUsage("dashboards are not written yet", expected="rules")
     text = _rules(args)
     if args.out is None:
         sys.stdout.write(text)
