@@ -90,6 +90,15 @@ def test_an_overloaded_vllm_shows_its_storm() -> None:
         assert "plugin" in busy.absent[name]
 
 
+def test_vllm_0_30_says_all_that_0_32_does_but_its_refusals() -> None:
+    old, new = read("vllm-0.30-busy"), read("vllm-0.32-overload")
+    assert new.sources.keys() - old.sources.keys() == {"rejected_requests"}
+    assert "0.30 counts no refusals" in old.absent["rejected_requests"]
+    assert old.gauges["kv_total_tokens"] == 448
+    assert math.isclose(old.gauges["kv_used_ratio"], 11 / 13)
+    assert old.counters["preemptions"] == 12
+
+
 def test_two_engines_of_a_real_vllm_are_one_replica() -> None:
     both = read("vllm-0.32-two-engines")
     assert both.identity.num_engines == 2
@@ -125,3 +134,114 @@ def test_the_embedded_engine_says_all_but_what_holds_while_it_idles() -> None:
     )
     assert after.absent.keys() == {"page_utilization_ratio", "oldest_request_age_s"}
     assert all("NaN" in reason for reason in after.absent.values())
+
+
+# --- written from published names: no server of these ran here ---
+
+PUBLISHED = {
+    path.stem: path.read_bytes()
+    for path in sorted((Path(__file__).parent / "pages" / "published").glob("*.prom"))
+}
+
+
+def test_every_dialect_that_is_only_published_has_a_page_marked_so() -> None:
+    published = {dialect.engine for dialect in DIALECTS if dialect.proof == "published"}
+    pages = {snapshot_of(body, time_s=0.0).identity.engine for body in PUBLISHED.values()}
+    assert pages == published
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "sglang-0.5.23",
+            {
+                "kv_used_ratio": 61 / 128,
+                "kv_used_tokens": 61_000.0,
+                "kv_total_tokens": 128_000.0,
+                "kv_cached_tokens": 21_000.0,
+                "kv_total_bytes": 2 * 7.8 * 2**30,
+                "kv_used_bytes": 61 / 128 * 2 * 7.8 * 2**30,
+                "running": 12.0,
+                "waiting": 3.0,
+                "preemptions": 4.0,
+                "recomputed_tokens": 5810.0,
+                "prompt_tokens": 1200.0,
+                "generation_tokens": 200.0,
+                "prefix_queries_tokens": 1200.0,
+                "prefix_hits_tokens": 256.0,
+                "process_cpu_s": 0.0,
+            },
+        ),
+        (
+            "lmdeploy-0.18",
+            {
+                "kv_used_ratio": 0.625,
+                "running": 4.0,
+                "waiting": 3.0,
+                "prompt_tokens": 700.0,
+                "generation_tokens": 90.0,
+                "prefix_queries_tokens": 700.0,
+                "prefix_hits_tokens": 128.0,
+            },
+        ),
+        (
+            "trtllm-serve",
+            {
+                "kv_used_ratio": 0.4375,
+                "kv_used_tokens": 22_400.0,
+                "kv_total_tokens": 51_200.0,
+                "running": 6.0,
+                "waiting": 2.0,
+                "prompt_tokens": 5400.0,
+                "generation_tokens": 2100.0,
+                "prefix_queries_tokens": 5400.0,
+                "prefix_hits_tokens": 960.0,
+            },
+        ),
+        (
+            "triton-trtllm",
+            {
+                "kv_used_ratio": 0.5,
+                "kv_used_tokens": 32_000.0,
+                "kv_total_tokens": 64_000.0,
+                "running": 8.0,
+                "waiting": 3.0,
+            },
+        ),
+        (
+            "tgi-3",
+            {
+                "kv_used_ratio": 0.4,
+                "kv_used_tokens": 6400.0,
+                "kv_total_tokens": 16_000.0,
+                "running": 5.0,
+                "waiting": 2.0,
+                "prompt_tokens": 7100.0,
+                "generation_tokens": 2400.0,
+                "rejected_requests": 2.0,
+            },
+        ),
+    ],
+)
+def test_a_page_of_published_names_is_read(name: str, expected: dict[str, float]) -> None:
+    snapshot = snapshot_of(PUBLISHED[name], time_s=0.0)
+    numbers = {**snapshot.gauges, **snapshot.counters}
+    numbers.pop("process_cpu_s", None) if "process_cpu_s" not in expected else None
+    assert numbers.keys() == expected.keys()
+    assert all(math.isclose(numbers[field], expected[field]) for field in expected)
+    assert snapshot.identity.models == (() if name == "tgi-3" else ("m",)) or name.startswith("tri")
+
+
+def test_a_page_of_published_names_has_its_histograms() -> None:
+    counts = {
+        "sglang-0.5.23": {"ttft_s": 2, "itl_s": 40, "e2e_s": 2, "queue_s": 6},
+        "lmdeploy-0.18": {"ttft_s": 1, "itl_s": 1, "e2e_s": 2, "queue_s": 2, "prefill_s": 2},
+        "trtllm-serve": {"ttft_s": 20, "itl_s": 20, "queue_s": 20, "decode_s": 20},
+        "triton-trtllm": {"request_prompt_tokens": 41, "request_generation_tokens": 41},
+        "tgi-3": {"itl_s": 27, "queue_s": 27, "request_max_tokens": 27},
+    }
+    for name, expected in counts.items():
+        histograms = snapshot_of(PUBLISHED[name], time_s=0.0).histograms
+        for field, count in expected.items():
+            assert histograms[field].count == count, (name, field)

@@ -5,7 +5,7 @@ Names were read in LMDeploy 0.18 (metrics/loggers.py); no server of it runs here
 
 from __future__ import annotations
 
-from ullage.telemetry.dialects.source import Dialect, Info, Metric
+from ullage.telemetry.dialects.source import Arithmetic, Dialect, Info, Metric
 
 NOT_TOLD = "LMDeploy does not export it"
 
@@ -18,7 +18,15 @@ LMDEPLOY = Dialect(
     fields={
         "kv_used_ratio": (Metric("lmdeploy:gpu_cache_usage_perc", combine="mean"),),
         "running": (Metric("lmdeploy:num_requests_running"),),
-        "waiting": (Metric("lmdeploy:num_requests_waiting"),),
+        "waiting": (
+            # Those that wait for a handle have not come to the scheduler yet.
+            Arithmetic(
+                Metric("lmdeploy:num_requests_waiting"),
+                "+",
+                Metric("lmdeploy:num_api_requests_waiting"),
+            ),
+            Metric("lmdeploy:num_requests_waiting"),
+        ),
         "prompt_tokens": (Metric("lmdeploy:prompt_tokens_total"),),
         "generation_tokens": (Metric("lmdeploy:generation_tokens_total"),),
         "prefix_queries_tokens": (
@@ -26,7 +34,6 @@ LMDEPLOY = Dialect(
         ),
         "prefix_hits_tokens": (Metric("lmdeploy:cached_tokens_total"),),
         "process_cpu_s": (Metric("process_cpu_seconds_total"),),
-        "finished_by_reason": (Metric("lmdeploy:request_success_total", by="finished_reason"),),
         "ttft_s": (Metric("lmdeploy:time_to_first_token_seconds"),),
         "itl_s": (
             Metric("lmdeploy:iter_token_latency", note="from one step to the next"),
@@ -50,6 +57,7 @@ LMDEPLOY = Dialect(
         "preemptions": NOT_TOLD,
         "recomputed_tokens": NOT_TOLD,
         "rejected_requests": NOT_TOLD,
+        "finished_by_reason": "LMDeploy counts endings, and does not tell stop from length",
         "waiting_by_reason": NOT_TOLD,
         "sleep_state": NOT_TOLD,
         "request_max_tokens": NOT_TOLD,
