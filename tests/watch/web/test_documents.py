@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.watch import sights
 from tests.watch.web import simulated
-from ullage.findings.finding import Evidence, Severity
+from ullage.findings.finding import Evidence, Finding, Severity
 from ullage.telemetry.snapshot import Gpu
 from ullage.watch.figures import FIELDS
 from ullage.watch.rule import Judged
@@ -199,6 +199,25 @@ def test_an_incident_says_which_since_when_and_what_changed() -> None:
     assert storm["since_s"] == simulated.START_S - simulated.STORM_S
     assert storm["changed"][0]["what"] == "gpu_memory_utilization"
     assert (told["num_now"], told["num_ended"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("finding", "now", "lacks"),
+    [
+        (sights.fired(), "fired", []),
+        (sights.clear("W001", "how full the KV cache is"), "clear", []),
+        (sights.lacking("W001", "kv_used_ratio"), "not_evaluable", ["kv_used_ratio"]),
+        (sights.clear("W099", "another rule"), None, []),
+    ],
+)
+def test_an_incident_that_goes_on_says_what_its_rule_says_now(
+    finding: Finding, now: str | None, lacks: list[str]
+) -> None:
+    for url in (sights.URL, ""):
+        incident = Incident(url, sights.fired(), sights.NOW_S - 60, None)
+        sight = sights.sight(sights.view(), judged=(Judged(url, finding),), incidents=(incident,))
+        (told,) = documents.round_document(taken(sight))["incidents"]["now"]
+        assert (told["now"], told["lacks"]) == (now, lacks)
 
 
 def test_a_total_says_of_how_many_it_is() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -231,6 +233,18 @@ def test_what_leaves_loopback_needs_a_key(host: str) -> None:
 
     with pytest.raises(BadUsage, match="key"):
         asyncio.run(serve())
+
+
+def test_the_page_holds_nothing_that_makes_markup_of_text_or_asks_elsewhere() -> None:
+    folder = files("ullage.watch.web") / "static"
+    for name in {name for name, _ in STATIC.values()} | {"page.css"}:
+        text = (folder / name).read_text(encoding="utf-8")
+        for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write",
+                          "eval(", "new Function", " style=", " onclick=", "javascript:",
+                          "@import", "url("):  # fmt: skip
+            assert forbidden not in text, (name, forbidden)
+        addresses = set(re.findall(r"https?://[^\s\"']+", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}
 
 
 def test_a_port_that_is_taken_is_named() -> None:

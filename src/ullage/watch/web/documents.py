@@ -65,9 +65,9 @@ def round_document(
             "rows": [row_document(r) for r in matching[: min(limit, MOST_ROWS)]],
         },
         "incidents": {
-            "now": [incident_document(i) for i in now[:MOST_INCIDENTS]],
+            "now": [incident_document(i, latest) for i in now[:MOST_INCIDENTS]],
             "num_now": len(now),
-            "ended": [incident_document(i) for i in ended[:MOST_INCIDENTS]],
+            "ended": [incident_document(i, latest) for i in ended[:MOST_INCIDENTS]],
             "num_ended": len(ended),
         },
         "rules": _rules(latest),
@@ -152,13 +152,20 @@ def absent_columns(figures: Figures) -> dict[str, str]:
     return out
 
 
-def incident_document(incident: Incident) -> Document:
+def incident_document(incident: Incident, latest: Round) -> Document:
+    """An incident; `now` is what its rule says in this round, `lacks` what it could not be
+    evaluated without. It goes on while it is not known to be over."""
+    where = latest.by_id.get(id_of(incident.url)) if incident.url else None
+    said = where.findings if where is not None else () if incident.url else latest.fleet_findings
+    current = next((f for f in said if f.id == incident.finding.id), None)
     return {
+        "now": None if current is None else current.state,
+        "lacks": [] if current is None else [plain(m) for m in current.missing[:4]],
         "replica": id_of(incident.url) if incident.url else None,
         "name": plain(incident.url, 200),
         "since_s": incident.since_s,
         "until_s": incident.until_s,
-        "changed": [change_document(c) for c in _latest(incident.changed)],
+        "changed": [change_document(c) for c in incident.changed[:MOST_CHANGES]],
         **finding_document(incident.finding),
     }
 

@@ -21,9 +21,12 @@ export function setText(node, text) {
 // Make `parent` hold one child per item, kept by key, so that focus, selection and open details stay.
 export function sync(parent, items, key, create, update) {
   const old = new Map([...parent.children].map(child => [child.dataset.key, child]));
+  const seen = new Set();
   let place = parent.firstElementChild;
   for (const item of items) {
     const name = key(item);
+    if (seen.has(name)) continue;
+    seen.add(name);
     let child = old.get(name);
     if (child) old.delete(name);
     else {
@@ -147,6 +150,7 @@ export function incidentNode(onChoose) {
     return el("article", {class: "finding"},
       el("h3", {}, el("span", {class: "tag"}), el("span", {class: "what"})),
       el("p", {class: "when"}, where, el("span", {class: "since"})),
+      el("p", {class: "standing"}),
       el("p", {class: "cause"}), el("p", {class: "remedy"}),
       el("div", {class: "changed"}),
       el("details", {}, el("summary", {text: "Evidence"}), el("ul", {class: "evidence"})));
@@ -164,6 +168,7 @@ export function updateIncident(node, incident, nowS) {
   setText(since, until === null
     ? ` since ${moment(incident.since_s, nowS)}, for ${duration(nowS - incident.since_s)}`
     : ` from ${moment(incident.since_s, nowS)} to ${moment(until, nowS)}, ${duration(until - incident.since_s)}`);
+  setText(node.querySelector(".standing"), until === null ? standing(incident) : "");
   setText(node.querySelector(".cause"), incident.cause);
   setText(node.querySelector(".remedy"), incident.remedy ? `→ ${incident.remedy}` : "");
   redraw(node.querySelector(".changed"), [incident.changed, incident.since_s], ([changed, began]) => changed.length
@@ -172,6 +177,13 @@ export function updateIncident(node, incident, nowS) {
   const details = node.querySelector("details");
   details.hidden = !incident.evidence.length;
   redraw(details.querySelector("ul"), incident.evidence, evidence => evidence.map(evidenceItem));
+}
+
+// An incident goes on while it is not known to be over; what it said last is then not what is.
+function standing(incident) {
+  if (incident.now === "fired") return "";
+  if (incident.now === "clear") return "Clear just now; it is over when it stays so.";
+  return `It cannot be evaluated now${incident.lacks.length ? `, for lack of ${incident.lacks.join("; ")}` : ""}: what follows is what was found last.`;
 }
 
 function changeItem(change, began) {
