@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHERS",
         help='only those that match, for example {job="vllm"}',
     )
-    where.add_argument("--k8s", metavar="NS/SELECTOR", help="find the pods that match")
     where.add_argument("--model", metavar="MODEL", help="to tell KV bytes where no engine does")
     where.add_argument("--api-key", help="sent as a bearer token to what is asked")
     how = parser.add_argument_group("how")
@@ -92,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _require_meant(args: argparse.Namespace) -> None:
     """Raise BadUsage for flags that contradict each other or would do nothing."""
-    ways = [bool(args.urls), args.prometheus is not None, args.k8s is not None]
+    ways = [bool(args.urls), args.prometheus is not None]
     if sum(ways) != 1:
         raise BadUsage(
             "nothing to watch" if not any(ways) else "more than one way to find replicas",
-            expected="URLs, or --prometheus URL, or --k8s NS/SELECTOR",
+            expected="URLs, or --prometheus URL",
         )
     if args.prometheus_selector is not None and args.prometheus is None:
         raise BadUsage("it selects from nothing", field="--prometheus-selector",
@@ -105,7 +104,7 @@ def _require_meant(args: argparse.Namespace) -> None:
         raise BadUsage("there is nothing to do", field="--yes", expected="--act with it")
     if args.act is not None and args.prometheus is not None:
         raise BadUsage("what Prometheus knows is late, and its names are no addresses",
-                       field="--act", expected="URLs or --k8s")  # fmt: skip
+                       field="--act", expected="URLs")  # fmt: skip
     for name in ("api_key", "listen_api_key"):
         value = getattr(args, name)
         if value is not None and not value.strip():
@@ -149,13 +148,15 @@ async def _watch(args: argparse.Namespace) -> int:
     return _exit_code(chosen(last), args.fail_on)
 
 
-def _write(args: argparse.Namespace, sight: Sight) -> None:
+def _write(args: argparse.Namespace, sight: Sight, *, apart: bool = False) -> None:
     from ullage.watch.screen import write_json, write_table
 
     if args.output == "json":
         write_json(sight, sys.stdout)
     else:
         write_table(sight, sys.stdout, verbose=args.verbose)
+        if apart:
+            print(flush=True)
 
 
 def _exit_code(sight: Sight, fail_on: str) -> int:
@@ -301,7 +302,7 @@ def _screen(args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None
     import signal
 
     if not _on_screen(args):
-        return lambda sight: _write(args, sight)
+        return lambda sight: _write(args, sight, apart=True)
     from ullage.watch.screen import Screen
 
     screen = stack.enter_context(Screen())
