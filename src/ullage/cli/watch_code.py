@@ -11,11 +11,17 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ullage.errors import BadUsage
 
+if TYPE_CHECKING:
+    from ullage.telemetry.dialects.source import Dialect
+    from ullage.watch.code.expressions import Scope
+
 ENGINES = ("vllm", "sglang", "trtllm", "triton", "tgi", "lmdeploy", "llamacpp", "ullage")
 """Dialects by name; a test holds them to `telemetry.dialects.table`."""
+EXPORTER = "exporter"
 LABEL = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 LEAST_SCRAPE_S, MOST_SCRAPE_S = 0.1, 3600.0
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -27,7 +33,11 @@ FLAGS = ("engine", "selector", "by", "scrape_interval", "out")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `ullage watch rules` and `ullage watch dashboard`."""
     code = parser.add_argument_group("for the words rules and dashboard")
-    code.add_argument("--engine", choices=ENGINES, help="whose metrics (default: vllm)")
+    code.add_argument(
+        "--engine",
+        choices=(*ENGINES, EXPORTER),
+        help=f"whose metrics (default: vllm); {EXPORTER}: what `ullage watch --exporter` exports",
+    )
     code.add_argument(
         "--selector", metavar="MATCHERS", help='only series that match, for example job="vllm"'
     )
@@ -45,11 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write rules or a dashboard, by the one word in `args.urls`."""
+    word = args.urls[0]
     if len(args.urls) != 1:
-        raise BadUsage(repr(" ".join(args.urls)[:80]), expected=f"nothing after {args.urls[0]}")
-    if args.urls[0] == "dashboard":
-        raise BadUsage("dashboards are not written yet", expected="rules")
-    text = _rules(args)
+        raise BadUsage(repr(" ".join(args.urls)[:80]), expected=f"nothing after {word}")
+    if word == "dashboard" and args.scrape_interval is not None:
+        raise BadUsage("Grafana knows it by itself", field="--scrape-interval",
+                       expected="it with rules")  # fmt: skip
+    text = _rules(args) if word == "rules" else _dashboard(args)
     if args.out is None:
         sys.stdout.write(text)
     else:
@@ -69,16 +81,44 @@ def require_none(args: argparse.Namespace) -> None:
 
 
 def _rules(args: argparse.Namespace) -> str:
-    from ullage.telemetry.dialects.table import DIALECTS
-    from ullage.telemetry.promql_text import selector_of
-    from ullage.watch.code.expressions import Scope
     from ullage.watch.code.records import Spans
     from ullage.watch.code.ruleset import rule_file, ruleset_of
 
-    dialect = next(d for d in DIALECTS if d.engine == (args.engine or ENGINES[0]))
-    scope = Scope(selector_of(args.selector or "", "--selector"), args.by or _labels(BY))
+    scope = _scope(args)
     spans = Spans() if args.scrape_interval is None else Spans(args.scrape_interval)
-    return rule_file(ruleset_of(dialect, scope, spans))
+    if args.engine == EXPORTER:
+        from ullage.watch.code.exporter_code import exporter_rule_file
+
+        return exporter_rule_file(scope.matchers, spans)
+    return rule_file(ruleset_of(_dialect(args), scope, spans))
+
+
+def _dashboard(args: argparse.Namespace) -> str:
+    from ullage.watch.code.dashboard import dashboard_json
+    from ullage.watch.code.panels import board_of
+
+    scope = _scope(args)
+    if args.engine == EXPORTER:
+        from ullage.watch.code.exporter_code import exporter_board
+
+        return dashboard_json(exporter_board(scope.matchers))
+    return dashboard_json(board_of(_dialect(args), scope))
+
+
+def _dialect(args: argparse.Namespace) -> Dialect:
+    from ullage.telemetry.dialects.table import DIALECTS
+
+    return next(d for d in DIALECTS if d.engine == (args.engine or ENGINES[0]))
+
+
+def _scope(args: argparse.Namespace) -> Scope:
+    from ullage.telemetry.promql_text import selector_of
+    from ullage.watch.code.expressions import Scope
+
+    if args.engine == EXPORTER and args.by is not None:
+        raise BadUsage("its replicas are told apart by url", field="--by",
+                       expected=f"another --engine than {EXPORTER}")  # fmt: skip
+    return Scope(selector_of(args.selector or "", "--selector"), args.by or _labels(BY))
 
 
 def _write(final: Path, text: str) -> None:

@@ -84,6 +84,14 @@ def split_rate(dialect: Dialect, name: Labelled, scope: Scope, window: str) -> t
     return text, metric.by
 
 
+def split(dialect: Dialect, name: Labelled, scope: Scope) -> tuple[str, str]:
+    """(PromQL, label): a gauge, one series per replica and value of the label. Raises
+    CannotBeSaid."""
+    metric = _labelled_metric(dialect, name)
+    text = _aggregate(metric, metric.name, dialect, scope, _itself, (metric.by,))
+    return text, metric.by
+
+
 def buckets(dialect: Dialect, name: Histograms, scope: Scope, window: str) -> str:
     """Rate of a histogram's buckets, one series per replica and `le`. Raises CannotBeSaid."""
     return _histogram(dialect, name, scope, window, "_bucket", "le")

@@ -6,7 +6,7 @@ Holds the assembly and the YAML. What is recorded is `records`, what alerts is `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
@@ -109,24 +109,33 @@ def _of_fields(dialect: Dialect, names: Mapping[str, str]) -> Iterator[Alert]:
 
 def rule_file(rules: RuleSet) -> str:
     """The YAML of a Prometheus rule file: one group, records before the alerts that read them."""
-    import yaml
-
-    dialect = rules.dialect
-    labels = {ENGINE: dialect.engine}
+    labels = {ENGINE: rules.dialect.engine}
     entries: list[dict[str, object]] = [
         {"record": record.name, "expr": record.promql, "labels": labels}
         for record in rules.records.records
     ]
     entries += [_alert_entry(written, labels) for written in rules.alerts]
-    group = {
-        "name": f"ullage-{dialect.engine}",
-        # Once for each scrape: some alerts add up what the records say at each.
-        "interval": duration(rules.spans.scrape_s),
-        "rules": entries,
-    }
-    document = {"groups": [group]}
-    text = yaml.dump(document, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=100_000)
-    return "".join(f"# {line}\n" for line in _head(rules)) + text
+    return group_text(_head(rules), rules.dialect.engine, rules.spans, entries)
+
+
+def group_text(
+    head: Iterable[str], name: str, spans: Spans, entries: Sequence[Mapping[str, object]]
+) -> str:
+    """The YAML of one group of rules, evaluated once for each scrape; `head` as comments."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Each text written out where it stands, not once for all places."""
+
+        def ignore_aliases(self, _data: object) -> bool:
+            return True
+
+    # Some alerts add up what the records said at each scrape.
+    group = {"name": f"ullage-{name}", "interval": duration(spans.scrape_s), "rules": list(entries)}
+    text = yaml.dump(
+        {"groups": [group]}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100_000
+    )
+    return "".join(f"# {line}\n" for line in head) + text
 
 
 def _alert_entry(written: Written, labels: Mapping[str, str]) -> dict[str, object]:
@@ -159,14 +168,3 @@ def _head(rules: RuleSet) -> Iterator[str]:
     yield f"For scrapes every {duration(rules.spans.scrape_s)}: --scrape-interval says another."
     for alert, why in rules.left_out:
         yield f"Left out: {alert.name} ({alert.rule}), for want of {why}."
-
-
-def _dumper() -> type:
-    """PyYAML's writer, each text written out where it stands."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        def ignore_aliases(self, _data: object) -> bool:
-            return True
-
-    return Dumper
