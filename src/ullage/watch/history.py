@@ -104,6 +104,7 @@ class History:
         self._step: Mark | None = None
         self._now = None
         self._rose_s: dict[Counter, float] = {}  # when each counter last was another
+        self._busy_since_s: float | None = None
 
     def _take(self, snapshot: Snapshot) -> None:
         self._known.take(snapshot.identity, snapshot.time_s)
@@ -125,6 +126,11 @@ class History:
         for name, value in snapshot.counters.items():
             if before.get(name) != value:
                 self._rose_s[name] = snapshot.time_s
+        gauges = snapshot.gauges
+        if gauges.get("running", 0.0) + gauges.get("waiting", 0.0) < 1:
+            self._busy_since_s = None
+        elif self._busy_since_s is None:
+            self._busy_since_s = snapshot.time_s
 
     def _step_to(self, snapshot: Snapshot) -> Mark:
         started_s = snapshot.identity.started_s
@@ -182,6 +188,7 @@ class History:
             changes=self._known.changes,
             unchanged_s=now.time_s - self._moved_s if now else 0.0,
             still_s={name: now.time_s - self._rose_s[name] for name in now.counters} if now else {},
+            busy_s=now.time_s - self._busy_since_s if now and self._busy_since_s else 0.0,
             pod=self._pod,
         )
 

@@ -78,8 +78,8 @@ class View:
     not. `last` is since the scrape before, `recent` the last RECENT_S, `past` up to PAST_S before
     that; None until two scrapes lie in them. `unchanged_s`: for how long every number of the page
     has stood still (process and Python metrics aside). `still_s`: for how long each
-    counter that is known has not risen (0 where it did since the scrape before). `pod` is what
-    Kubernetes says of it.
+    counter that is known has not risen (0 where it did since the scrape before). `busy_s`: for how
+    long every answer has told of requests that run or wait. `pod` is what Kubernetes says of it.
     """
 
     url: str
@@ -91,4 +91,5 @@ class View:
     changes: tuple[Change, ...] = ()
     unchanged_s: float = 0.0
     still_s: Mapping[Counter, float] = field(default_factory=dict)
+    busy_s: float = 0.0
     pod: Mapping[str, str] | None = None

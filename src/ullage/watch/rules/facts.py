@@ -135,6 +135,23 @@ def requests_in(now: Snapshot, span: Span) -> tuple[float, str]:
     raise Lacking(f"finished_by_reason ({now.why_absent('finished_by_reason')})")
 
 
+TOKENS: tuple[Counter, ...] = ("generation_tokens", "prompt_tokens")
+
+
+def tokenless_s_of(subject: Subject) -> float | None:
+    """For how long there were requests and no token was counted, 0 where there were none; None
+    where no counter of tokens is known over time."""
+    still_s = subject.view.still_s
+    known = [still_s[name] for name in TOKENS if name in still_s]
+    return min(*known, subject.view.busy_s) if known else None
+
+
+def stands_still(subject: Subject, least_s: float) -> bool:
+    """Whether it is known that no token was counted for so long."""
+    tokenless_s = tokenless_s_of(subject)
+    return tokenless_s is not None and tokenless_s >= least_s
+
+
 def source_of(now: Snapshot, name: Name) -> str:
     """The metric that a field was read from; the field's own name where the page does not say."""
     return now.sources.get(name, name)

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 
 from ullage.findings.answer import Answer, Clear, Fired
 from ullage.findings.finding import Evidence, Severity
-from ullage.telemetry.snapshot import Counter, Gauge, Snapshot
+from ullage.telemetry.snapshot import Gauge, Snapshot
+from ullage.watch.peers import finished_in
 from ullage.watch.rule import Rule, Subject
 from ullage.watch.rules.facts import (
+    TOKENS,
     Lacking,
     answer_of,
     answering,
@@ -24,35 +26,47 @@ from ullage.watch.rules.facts import (
     source_of,
     span_fact,
     tidy,
+    tokenless_s_of,
     trend_fact,
 )
 from ullage.watch.view import Span
 
-TOKENS: tuple[Counter, ...] = ("generation_tokens", "prompt_tokens")
 STUCK_S = 60.0
-"""A prompt chunk of 8,192 tokens took 3.5 s on the slowest report (a DGX recipe's issue 9), and a
-compile while serving up to half a minute; a minute without any token is neither."""
+"""A prompt chunk of 8,192 tokens took 3.5 s on the slowest report of a GPU (a DGX recipe's issue
+9), and a compile while serving up to half a minute; a minute without any token is neither."""
 FROZEN_S = 60.0
+SLOW_PREFILLS = 3.0
+STUCK_AT_MOST_S = 600.0
+FIRST_PROMPT_S = 300.0
+"""CPUs prefill long prompts for minutes, and a prompt counts when it is done: there the slowest
+prefill that the engine has told, so many times, is waited for, up to ten minutes; and five minutes
+for the first of all, which may compile as well."""
 
 
 @answering
 def _stuck(subject: Subject) -> Answer:
     now = answer_of(subject)
     require(now, "running")
+    if _sleeps(now):
+        raise Lacking("an engine that is awake (see W021)")
     still_s, facts = _tokenless(subject, now)
+    running, waiting = now.gauges["running"], now.gauges.get("waiting", 0.0)
     facts = (gauge_fact(now, "running"), *facts)
-    running = now.gauges["running"]
-    if running < 1 or still_s < STUCK_S:
+    if "waiting" in now.gauges:
+        facts = (gauge_fact(now, "waiting"), *facts)
+    patience_s, slowest = _patience(now)
+    facts = (*facts, *slowest)
+    if running + waiting < 1 or still_s < patience_s:
         return Clear(facts)
     if _process_stood(subject) is True:
         raise Lacking("numbers that move (the page is a copy: see W011)")
     copied = "" if _process_stood(subject) is False else " (or the page is an old copy)"
     return Fired(
-        f"{running:,.0f} requests run and no token was counted for {seconds(still_s)}, while the "
-        f"process answers: the engine stands still{copied}.",
+        f"{running:,.0f} requests run, {waiting:,.0f} wait and no token was counted for "
+        f"{seconds(still_s)}, while the process answers: the engine stands still{copied}.",
         "Take it out of the router and restart it; before that keep its log and a stack dump "
         "(py-spy dump --pid of the engine core). With several devices suspect a hanging "
-        "collective first.",
+        "collective first; where requests only wait, one that is larger than the pool (W008).",
         facts,
     )
 
@@ -63,11 +77,30 @@ def _tokenless(subject: Subject, now: Snapshot) -> tuple[float, tuple[Evidence, 
     if not known:
         require(now, "generation_tokens", "prompt_tokens")
     source = ", ".join(source_of(now, name) for name in known)
-    lasted = [subject.view.still_s[name] for name in known if name in subject.view.still_s]
-    if not lasted:
+    still_s, recent = tokenless_s_of(subject), subject.view.recent
+    if recent is not None and not any(recent.rises.get(name) for name in known):
+        ended = finished_in(recent)
+        if ended:  # requests end, so it works: an engine for embeddings may count no tokens
+            raise Lacking(f"tokens that are counted ({ended:,.0f} requests ended without any)")
+    if still_s is None:
         raise Lacking("two scrapes that answered")
-    still_s = min(lasted)
     return still_s, (Evidence("without a token", tidy(round(still_s, 1)), "s", source),)
+
+
+def _patience(now: Snapshot) -> tuple[float, tuple[Evidence, ...]]:
+    """(how long this engine may be without a token, the evidence where that is not STUCK_S)."""
+    prefills = now.histograms.get("prefill_s")
+    if prefills is None:
+        return STUCK_S, ()
+    slowest = prefills.quantile(1.0)
+    if slowest is None:
+        return FIRST_PROMPT_S, (Evidence("prefills", 0, "", source_of(now, "prefill_s")),)
+    slow_s = slowest.high if math.isfinite(slowest.high) else STUCK_AT_MOST_S
+    patience_s = min(STUCK_AT_MOST_S, SLOW_PREFILLS * slow_s)
+    if patience_s <= STUCK_S:
+        return STUCK_S, ()
+    fact = Evidence("slowest prefill below", tidy(slow_s), "s", source_of(now, "prefill_s"))
+    return patience_s, (fact,)
 
 
 def _process_stood(subject: Subject) -> bool | None:
@@ -79,6 +112,8 @@ def _process_stood(subject: Subject) -> bool | None:
     return None if still_s is None else still_s >= FROZEN_S
 
 
+NOTICED = 1_000.0
+"""So many tokens cannot be made without KV that a gauge of any precision shows."""
 CORE: tuple[Gauge, ...] = ("running", "waiting")
 WITHOUT_KV = frozenset({"llamacpp", "tgi", ""})
 """Engines that export no KV use: llama.cpp since #13660; TGI gives a proxy at best."""
@@ -155,7 +190,7 @@ def _dead_over_time(subject: Subject, now: Snapshot, span: Span) -> Iterator[Tro
     made = span.rises.get("generation_tokens", 0.0)
     if running is None or held is None or made <= 0:
         return
-    if running.least >= 1 and held.most <= 0:
+    if running.mean >= 0.5 and held.most <= 0 and made >= NOTICED:
         yield (
             f"kv_used_ratio stays 0 while requests run and {made:,.0f} tokens were generated",
             "Take KV use from another metric: this one is never set.",
@@ -216,12 +251,19 @@ def _silent(subject: Subject) -> Answer:
     )
 
 
+def _sleeps(now: Snapshot) -> tuple[str, ...]:
+    """How it sleeps; empty where it is awake, or one of its engines is, or it does not tell."""
+    states = now.labelled.get("sleep_state", {})
+    if states.get("awake", 0.0) > 0:
+        return ()
+    return tuple(sorted(name for name, value in states.items() if value > 0))
+
+
 @answering
 def _asleep(subject: Subject) -> Answer:
     now = answer_of(subject)
     require(now, "sleep_state", "running", "waiting")
-    states = now.labelled["sleep_state"]
-    asleep = sorted(name for name, value in states.items() if value > 0 and name != "awake")
+    asleep = _sleeps(now)
     source = source_of(now, "sleep_state")
     facts = (
         Evidence("sleep_state", ", ".join(asleep) or "awake", "", source),
@@ -229,7 +271,7 @@ def _asleep(subject: Subject) -> Answer:
         gauge_fact(now, "waiting"),
     )
     asked = now.gauges["running"] + now.gauges["waiting"]
-    if not asleep or states.get("awake", 0.0) > 0 or asked < 1:
+    if not asleep or asked < 1:
         return Clear(facts)
     return Fired(
         f"The engine sleeps ({', '.join(asleep)}) and {asked:,.0f} requests are with it: none will "

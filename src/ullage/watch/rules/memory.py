@@ -73,9 +73,8 @@ def _nearly_full(subject: Subject) -> Answer:
     if left_s is None or left_s > SOON_S:
         return Clear(facts)
     return Fired(
-        f"{percent(just.last)} of the KV cache is held and it has been filling for "
-        f"{seconds(subject.view.recent.seconds if subject.view.recent else 0)}: at this rate it "
-        f"is full in {seconds(left_s)}.",
+        f"{percent(just.last)} of the KV cache is held and more from scrape to scrape: at the rate "
+        f"of the last minutes it is full in {seconds(left_s)}.",
         remedy,
         (*facts, Evidence("time to full", tidy(round(left_s, 1)), "s", "modelled: free / slope")),
     )

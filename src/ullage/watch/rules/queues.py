@@ -22,6 +22,7 @@ from ullage.watch.rules.facts import (
     require,
     seconds,
     source_of,
+    stands_still,
     tidy,
     trend_fact,
     trend_of,
@@ -32,8 +33,13 @@ from ullage.watch.view import Span, Trend
 WATCHED_S = 30.0
 STANDING_S = 60.0
 LEAST_WAITING = 2.0
+LASTED_S = 30.0
+"""Waiting summed over time, in present lengths: a queue that stood for so long, or grew for twice
+as long. A burst's jump in the last scrapes is neither."""
 LONG_WAIT_S = 10.0
 """A wait for a seat that any interactive client notices; bursts that drain sooner are none."""
+STILL_S = 15.0
+"""Behind an engine that makes no token a queue says nothing of compute or memory."""
 FULL = 0.9
 """Of KV held: from here on the next request's prompt is likely to be what does not fit."""
 
@@ -68,6 +74,7 @@ def queue_of(now: Snapshot, span: Span) -> Queue:
         grown >= max(LEAST_WAITING, 0.3 * waiting.last)
         and waiting.last >= 0.75 * waiting.most
         and waiting.last - waiting.first >= LEAST_WAITING
+        and waiting.mean * span.seconds >= LASTED_S * waiting.last
     )
     stands = span.seconds >= STANDING_S and waiting.least >= 1 and waiting.mean >= LEAST_WAITING
     wait_s = 0.0
@@ -98,6 +105,8 @@ def _deferred(now: Snapshot, span: Span) -> tuple[float | None, tuple[Evidence, 
 def _why_waiting(subject: Subject) -> tuple[Snapshot, Span, Queue]:
     now = answer_of(subject)
     require(now, "waiting", "kv_used_ratio")
+    if stands_still(subject, STILL_S):
+        raise Lacking("an engine that moves (see W009)")
     span = recent_of(subject, WATCHED_S)
     return now, span, queue_of(now, span)
 
@@ -197,20 +206,15 @@ def _deferred_waits(subject: Subject) -> Answer:
     )  # fmt: skip
     if deferred.num < 4 or deferred.mean < 1 or deferred.last < 1:
         return Clear(facts)
-    through, source = requests_in(now, span)
-    wait_s = deferred.mean * span.seconds / through if through > 0 else math.inf
-    facts = (
-        *facts,
-        Evidence("requests that got through", tidy(through), "requests",
-                 f"{source}, over {span.seconds:.0f} s"),
-    )  # fmt: skip
+    wait_s, told = _deferred_wait(now, span, deferred)
+    facts = (*facts, *told)
     total = trend_of(now, span, "waiting").mean
     if wait_s < LONG_DEFERRED_S or deferred.mean < 0.5 * total:
         return Clear(facts)
     engine = now.identity.engine
-    through_text = "none gets through" if math.isinf(wait_s) else f"{seconds(wait_s)} each"
+    how_long = "none gets through" if math.isinf(wait_s) else f"{seconds(wait_s)} and more"
     return Fired(
-        f"On average {deferred.mean:.3g} requests are deferred ({through_text}): they wait neither "
+        f"On average {deferred.mean:.3g} requests are deferred ({how_long}): they wait neither "
         "for compute nor for KV but for an adapter's slot, a KV transfer or a grammar, which looks "
         "like load and is none.",
         f"With more adapters in use than slots raise {setting(engine, 'adapter_slots')}; with a KV "
@@ -218,6 +222,23 @@ def _deferred_waits(subject: Subject) -> Answer:
         "size of the schemas. Another replica helps only the first.",
         facts,
     )
+
+
+def _deferred_wait(
+    now: Snapshot, span: Span, deferred: Trend
+) -> tuple[float, tuple[Evidence, ...]]:
+    """(seconds that those deferred wait, the evidence): spread over all requests, which is the
+    least that it can be, or what the slowest in twenty waited where the engine tells that."""
+    through, source = requests_in(now, span)
+    wait_s = deferred.mean * span.seconds / through if through > 0 else math.inf
+    over = f"{source}, over {span.seconds:.0f} s"
+    facts = [Evidence("requests that got through", tidy(through), "requests", over)]
+    waits = span.histograms.get("queue_s")
+    tail = waits.quantile(0.95) if waits is not None and waits.count >= 20 else None
+    if tail is not None:
+        facts.append(Evidence("queue_s p95 above", tidy(tail.low), "s", source_of(now, "queue_s")))
+        wait_s = max(wait_s, tail.low)
+    return wait_s, tuple(facts)
 
 
 RULES = (

@@ -53,7 +53,9 @@ def distance(one: Histogram, two: Histogram) -> float | None:
     Positive where `two` has the larger values at the place where they differ most, negative where
     it has the smaller. None where the bounds differ or one is empty.
     """
-    if one.bounds != two.bounds or not one.count or not two.count:
+    num_one, num_two = one.count, two.count
+    if one.bounds != two.bounds or not num_one or not num_two:
         return None
-    gaps = [a / one.count - b / two.count for a, b in zip(one.counts, two.counts, strict=True)]
-    return max(gaps, key=abs)
+    gaps = [a / num_one - b / num_two for a, b in zip(one.counts, two.counts, strict=True)]
+    least, most = min(gaps), max(gaps)
+    return most if most >= -least else least
