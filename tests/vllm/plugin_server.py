@@ -229,6 +229,9 @@ class Stream:
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 event = json.loads(line[6:])
+                if "error" in event:
+                    self.reason = f"error: {event['error']}"
+                    continue
                 self.tokens = event["usage"]["completion_tokens"]
                 for choice in event["choices"]:
                     self.reason = choice["finish_reason"] or self.reason

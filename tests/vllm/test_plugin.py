@@ -269,26 +269,6 @@ def test_routes_that_are_not_there(server: Server) -> None:
     assert server.http.get("/version").status_code == 200
 
 
-def test_asking_again_and_again_costs_the_engine_little(
-    server: Server, streams: list[Stream]
-) -> None:
-    """The answer is given between two steps; a request does not stand still for it."""
-    run(server, streams, [10], 1900)
-
-    def tokens_per_s(seconds: float) -> float:
-        first, begin = streams[0].tokens, time.monotonic()
-        while time.monotonic() - begin < seconds:
-            if asked:
-                server.kv()
-            time.sleep(0.1)
-        return (streams[0].tokens - first) / (time.monotonic() - begin)
-
-    asked = False
-    quiet = tokens_per_s(2)
-    asked = True
-    assert tokens_per_s(2) > 0.5 * quiet
-
-
 def test_the_metrics_are_read_by_prometheus_own_rules(server: Server) -> None:
     text = server.http.get("/metrics").text
     for name in ("ullage_kv_cache_used_bytes", "ullage_kv_page_utilization_ratio"):
@@ -305,7 +285,7 @@ def test_a_drain_under_load_loses_nothing(launched: Servers) -> None:
     server = launched.start((*SMALL, "--max-num-seqs", "4"), ON)
     # Four run, four wait for a seat, and all of it is preempted now and then.
     running = [server.stream(prompt_of(number, 20), 500) for number in range(8)]
-    eventually(lambda: server.kv()["running"] >= 3 and server.kv()["waiting"] >= 1)
+    eventually(lambda: (now := server.kv())["running"] + now["waiting"] == 8)
     answer = server.http.post("/ullage/drain")
     assert answer.status_code == 202
     assert answer.json() == {"draining": True, "in_flight": 8}
@@ -327,12 +307,13 @@ def test_a_drain_under_load_loses_nothing(launched: Servers) -> None:
 
 def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -> None:
     """Two API processes before two data-parallel engines; connections meet either process."""
-    flags = (*SMALL, "--api-server-count", "2", "--data-parallel-size", "2")
-    server = launched.start(flags, ON)
-    running = [server.stream(prompt_of(number, 20), 400) for number in range(8)]
+    flags = ("--api-server-count", "2", "--data-parallel-size", "2", "--max-num-seqs", "8")
+    server = launched.start((*flags, "--num-gpu-blocks-override", "257"), ON)
+    eventually(lambda: server.said().count("Application startup complete") == 2, limit_s=60)
+    running = [server.stream(prompt_of(number, 20), 1200) for number in range(8)]
     eventually(lambda: server.kv()["running"] == 8)
     report = server.kv()
-    assert report["num_blocks"] == 2 * NUM_BLOCKS
+    assert report["num_blocks"] == 2 * 256
     assert {holder["engine"] for holder in report["holders"]} == {0, 1}
     answer = server.http.post("/ullage/drain")
     assert answer.json() == {"draining": True, "in_flight": 8}
@@ -343,7 +324,7 @@ def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -
             assert stranger.post(f"{server.url}/v1/completions", json=body).status_code == 503
     for stream in running:
         stream.wait()
-        assert (stream.reason, stream.tokens) == ("length", 400)
+        assert (stream.reason, stream.tokens) == ("length", 1200)
     eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 0)
     text = server.http.get("/metrics").text
     for engine in (0, 1):
@@ -352,7 +333,7 @@ def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -
             text,
             re.M,
         )
-        assert found is not None and float(found[1]) == NUM_BLOCKS * BYTES_PER_BLOCK
+        assert found is not None and float(found[1]) == 256 * BYTES_PER_BLOCK
 
 
 def test_it_needs_a_key_even_where_vllm_has_none(launched: Servers) -> None:
