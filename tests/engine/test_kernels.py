@@ -27,6 +27,7 @@ if not available():
 
 from ullage.engine.kernels import elementwise, matmul
 from ullage.engine.kernels.compiling import cache_dirs, compiled, note
+from ullage.engine.kernels.llvm import CACHE_LINE, asks_of_round
 from ullage.engine.kernels.storing import store
 from ullage.engine.kernels.team import Team, enter, finish, leave, take, wait
 
@@ -60,6 +61,53 @@ def test_a_tile_of_float_products_is_numpys(rows: int, kind: int, with_bias: boo
         expected += bias[3:10]
     np.testing.assert_allclose(out[:, :7], expected, atol=1e-4)
     assert (out[:, 7:] == 7.0).all()
+
+
+@pytest.mark.parametrize("kind", [matmul.KIND_FLOAT32, matmul.KIND_BFLOAT16])
+@pytest.mark.parametrize("size", [32, 768, 800, 1536, 1568])
+def test_rows_of_any_width_are_numpys(size: int, kind: int) -> None:
+    """Wider ones are taken in parts, whose sums are added to what the part before left."""
+    rng = np.random.default_rng(size)
+    weight = rng.standard_normal((7, size)).astype(np.float32)
+    x = rng.standard_normal((4, size)).astype(np.float32)
+    held = weight
+    if kind == matmul.KIND_BFLOAT16:
+        held = bfloat16(weight)
+        weight = torch.from_numpy(weight).bfloat16().float().numpy()
+    out = np.full((4, 64), np.nan, np.float32)
+    matmul.tile(
+        kind, held.ctypes.data, NO_SCALES, NO_SCALES, size, 0, 7, x.ctypes.data, 0, 4, out, 0, 0
+    )  # fmt: skip
+    expected = x.astype(np.float64) @ weight.T.astype(np.float64)
+    np.testing.assert_allclose(out[:, :7], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [matmul.KIND_FLOAT32, matmul.KIND_BFLOAT16, matmul.KIND_INT8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 9, 16, 31, 64])
+def test_all_passes_over_a_tile_together_fetch_the_next(rows: int, kind: int) -> None:
+    """Where the last pass ends is a tile further on, and not much more than that."""
+    size, outputs = 96, 7
+    held = np.zeros((outputs, size * 4), np.int8)
+    x = np.zeros((8, size), np.float32)
+    scales = np.zeros((8, 2), np.float32)
+    out = np.zeros((8, 64), np.float32)
+    ahead, row, share = 0, 0, matmul.share_ahead(kind, rows)
+    while row < rows:
+        block = matmul.rows_at_once(rows - row)
+        ahead = matmul.tile(
+            kind, held.ctypes.data, np.ones(outputs, np.float32), NO_SCALES, size, 0, outputs,
+            x.ctypes.data, scales.ctypes.data, block, out, ahead, share,
+        )  # fmt: skip
+        row += block
+    wanted = outputs * matmul.weight_bytes(kind, size)
+    assert 0.98 * wanted <= ahead <= 1.35 * wanted
+
+
+@pytest.mark.parametrize("round_bytes", [16, 32, 64, 96, 128, 192, 512])
+def test_a_round_leaves_out_no_line_of_what_it_fetches(round_bytes: int) -> None:
+    asks, times, by = asks_of_round(round_bytes)
+    assert asks * CACHE_LINE * times == round_bytes * by
+    assert times <= by
 
 
 def test_e_to_the_x_is_within_two_units_in_the_last_place() -> None:

@@ -192,17 +192,59 @@ class _Sums:
         return self._builder.load(self._slots[row][column])
 
 
+def sums_of_four(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """<4 x float>: the sums of the lanes of four <8 x float>, for less than four times one."""
+
+    def chosen(x: Any, y: Any, *lanes: int) -> Any:
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, n) for n in lanes])
+        return builder.shuffle_vector(x, y, mask)
+
+    def pairs(x: Any, y: Any) -> Any:
+        """Neighbours two lanes apart added: x x' y y' in each half."""
+        low = chosen(x, y, 0, 8, 1, 9, 4, 12, 5, 13)
+        return builder.fadd(low, chosen(x, y, 2, 10, 3, 11, 6, 14, 7, 15))
+
+    ab, cd = pairs(a, b), pairs(c, d)
+    low = chosen(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13)
+    both = builder.fadd(low, chosen(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15))
+    return builder.fadd(chosen(both, both, 0, 1, 2, 3), chosen(both, both, 4, 5, 6, 7))
+
+
 def _store_totals(
-    builder: Any, parts: list[_Sums], rows: int, columns: int, out: Any, out_stride: Any
+    builder: Any, parts: list[_Sums], rows: int, columns: int, out: Any, out_stride: Any, adds: Any
 ) -> None:
+    """out[r, c] = all lanes of a sum, and what is there if `adds` (an i1)."""
     first = builder.inttoptr(out, F32.as_pointer())
-    for r in range(rows):
-        for c in range(columns):
-            total = parts[0].total(r, c)
-            for part in parts[1:]:
-                total = builder.fadd(total, part.total(r, c))
-            at = builder.add(builder.mul(out_stride, ir.Constant(I64, r)), ir.Constant(I64, c))
-            builder.store(_sum_lanes(builder, total), builder.gep(first, [at]))
+
+    def total(r: int, c: int) -> Any:
+        found = parts[0].total(r, c)
+        for part in parts[1:]:
+            found = builder.fadd(found, part.total(r, c))
+        return found
+
+    def put(r: int, c: int, one: Any) -> None:
+        at = builder.add(builder.mul(out_stride, ir.Constant(I64, r)), ir.Constant(I64, c))
+        place = builder.gep(first, [at])
+        before = builder.select(adds, builder.load(place), ir.Constant(F32, 0.0))
+        builder.store(builder.fadd(one, before), place)
+
+    places = [(r, c) for c in range(columns) for r in range(rows)]
+    fours = len(places) // 4 * 4
+    for n in range(0, fours, 4):
+        four = sums_of_four(builder, *(total(r, c) for r, c in places[n : n + 4]))
+        for lane, (r, c) in enumerate(places[n : n + 4]):
+            put(r, c, builder.extract_element(four, ir.Constant(I32, lane)))
+    for r, c in places[fours:]:
+        put(r, c, _sum_lanes(builder, total(r, c)))
+
+
+def asks_of_round(round_bytes: int) -> tuple[int, int, int]:
+    """How often a round of so many bytes asks ahead, and (times, by): each ask's part of a step.
+
+    At least once for each line that it reads, so that no step is longer than a line.
+    """
+    asks = -(-round_bytes // CACHE_LINE)
+    return asks, round_bytes, CACHE_LINE * asks
 
 
 class _Ahead:
@@ -220,13 +262,13 @@ class _Ahead:
 
     def ask(self, round_bytes: int) -> None:
         """What falls to a round that reads `round_bytes` of weights."""
-        builder, step = self._builder, self._step
-        if round_bytes < CACHE_LINE:
-            part = ir.Constant(I64, CACHE_LINE // round_bytes)
-            step = builder.udiv(step, part)
+        builder = self._builder
+        asks, times, by = asks_of_round(round_bytes)
+        step = builder.mul(self._step, ir.Constant(I64, times))
+        step = builder.udiv(step, ir.Constant(I64, by))
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for _ in range(max(1, round_bytes // CACHE_LINE)):
+        for _ in range(asks):
             address = builder.load(self._slot)
             place = builder.inttoptr(address, I8.as_pointer())
             builder.call(prefetch, [place, *(ir.Constant(I32, n) for n in _TO_READ_SOON)])
@@ -234,17 +276,18 @@ class _Ahead:
 
 
 def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
-    """An intrinsic (w, w_stride, x, x_stride, size, out, out_stride, ahead, step) on addresses.
+    """An intrinsic (w, x, stride, size, adds, out, out_stride, ahead, step) on addresses.
 
-    out[r, c] = Σ_i w[c, i]·x[r, i] for `rows` rows of x and `columns` rows of w; strides are in
-    elements, `size` is a multiple of 8 × unroll. Every sum stays in a register. Meanwhile memory
-    from `ahead` on is fetched, `step` bytes for every 64 of w.
+    out[r, c] = Σ_i w[c, i]·x[r, i] over i < size, and what is there if `adds` is not 0, for `rows`
+    rows of x and `columns` rows of w. Strides are in elements, `size` is a multiple of 8 × unroll.
+    Every sum stays in a register. Meanwhile memory from `ahead` on is fetched, `step` bytes for
+    every 64 of w.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        w, w_stride, x, x_stride, size, out, out_stride, ahead, ahead_step = args
-        w_rows = _Rows(builder, w, w_stride, columns, kind.weight)
-        x_rows = _Rows(builder, x, x_stride, rows, F32)
+        w, x, stride, size, adds, out, out_stride, ahead, ahead_step = args
+        w_rows = _Rows(builder, w, stride, columns, kind.weight)
+        x_rows = _Rows(builder, x, stride, rows, F32)
         parts = [_Sums(builder, rows, columns) for _ in range(unroll)]
         wanted = _Ahead(builder, ahead, ahead_step)
         zero, step = ir.Constant(I64, 0), ir.Constant(I64, 8 * unroll)
@@ -252,16 +295,17 @@ def dot_block(kind: _Kind, rows: int, columns: int, unroll: int = 1) -> Any:
             wanted.ask(8 * unroll * columns * _element_bytes(kind.weight))
             for n, part in enumerate(parts):
                 here = builder.add(at, ir.Constant(I64, 8 * n))
-                xs = [x_rows.load(r, here, 8) for r in range(rows)]
-                for c in range(columns):
-                    weights = kind.widen(builder, w_rows.load(c, here, 8))
-                    for r in range(rows):
-                        part.add_product(r, c, weights, xs[r])
-        _store_totals(builder, parts, rows, columns, out, out_stride)
+                ws = [kind.widen(builder, w_rows.load(c, here, 8)) for c in range(columns)]
+                for r in range(rows):
+                    x_8 = x_rows.load(r, here, 8)
+                    for c in range(columns):
+                        part.add_product(r, c, ws[c], x_8)
+        old_too = builder.icmp_signed("!=", adds, zero)
+        _store_totals(builder, parts, rows, columns, out, out_stride, old_too)
         return context.get_dummy_value()
 
     def typing(
-        typingctx: Any, w: Any, w_stride: Any, x: Any, x_stride: Any, size: Any, out: Any,
+        typingctx: Any, w: Any, x: Any, stride: Any, size: Any, adds: Any, out: Any,
         out_stride: Any, ahead: Any, ahead_step: Any,
     ) -> Any:  # fmt: skip
         return types.void(*[types.int64] * 9), codegen
@@ -307,7 +351,8 @@ def int8_block(rows: int) -> Any:
         half = ir.Constant(I64, _HALF_GROUP)
         with cgutils.for_range_slice(builder, full, size, half) as (at, _):
             add_group(at, _HALF_GROUP)
-        _store_totals(builder, [sums], rows, 1, out, out_stride)
+        never = ir.Constant(ir.IntType(1), 0)
+        _store_totals(builder, [sums], rows, 1, out, out_stride, never)
         return context.get_dummy_value()
 
     def typing(

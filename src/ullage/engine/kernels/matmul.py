@@ -2,8 +2,8 @@
 
 Weights lie [out, in] in memory given by address; rows are taken eight, four, two or one at a time,
 so that a weight once read serves all of them, while the next tile's are on their way. Which blocks
-are fastest was measured: for floats four rows by two outputs (eight rows in steps of 4 KiB push
-each other out of the cache).
+are fastest was measured: for floats four rows by three outputs (twelve sums, three weights and one
+of x are all registers of AVX2; eight rows in steps of 4 KiB push each other out of the cache).
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ WEIGHT_BYTES = {KIND_FLOAT32: 4, KIND_BFLOAT16: 2, KIND_INT8: 1}
 # `size`, the width of a weight matrix, is a multiple of this.
 WIDTH_MULTIPLE = 32
 MOST_ROWS = 8
-# A tile's weights stay in the first cache while the rows pass over it, and are few enough that
-# threads which share a matrix finish together.
-_TILE_BYTES = 32768
+# A tile's weights stay near while the rows pass over it, and are so few that threads which share a
+# matrix finish together.
+_TILE_BYTES = 36864
+# Of wider rows only so much at a time: four rows of x and three of float32 weights then stay in the
+# first cache.
+_DEPTH = 768
 
 _int8_8, _int8_4, _int8_2, _int8_1 = int8_block(8), int8_block(4), int8_block(2), int8_block(1)
-_float32_4_2, _float32_4 = dot_block(FLOAT32, 4, 2), dot_block(FLOAT32, 4, 1)
+_float32_4_3, _float32_4 = dot_block(FLOAT32, 4, 3), dot_block(FLOAT32, 4, 1)
 _float32_2, _float32_1 = dot_block(FLOAT32, 2, 1, 4), dot_block(FLOAT32, 1, 1, 4)
-_bfloat16_4_2, _bfloat16_4 = dot_block(BFLOAT16, 4, 2), dot_block(BFLOAT16, 4, 1)
+_bfloat16_4_3, _bfloat16_4 = dot_block(BFLOAT16, 4, 3), dot_block(BFLOAT16, 4, 1)
 _bfloat16_2, _bfloat16_1 = dot_block(BFLOAT16, 2, 1, 4), dot_block(BFLOAT16, 1, 1, 4)
 
 
@@ -53,7 +56,8 @@ weight_bytes = compiled(_weight_bytes)
 
 def _tile_outputs(kind: int, size: int) -> int:
     """Outputs of one tile of a matrix `size` wide."""
-    return max(4, min(64, _TILE_BYTES // weight_bytes(kind, size)))
+    outputs = min(64, _TILE_BYTES // weight_bytes(kind, size))
+    return max(4, outputs) if kind == KIND_INT8 else max(1, outputs // 3) * 3
 
 
 def _dots_int8(
@@ -84,26 +88,29 @@ def _dots_float32(
     share: int,
 ) -> int:  # fmt: skip
     """float32 out[r, o] = Σ w[o]·x[r]; `ahead` as in `dots_int8`."""
-    each = 4 * size * share // CACHE_LINE
     if rows >= 4:
         for row in range(0, rows, 4):
-            x_4, y_4 = x + 4 * row * size, out + 4 * row * out_stride
-            for o in range(0, outputs - 1, 2):
-                w, y = weight + 4 * o * size, y_4 + 4 * o
-                _float32_4_2(w, size, x_4, size, size, y, out_stride, ahead, share)
-                ahead += 2 * each
-            if outputs % 2:
-                w, y = weight + 4 * (outputs - 1) * size, y_4 + 4 * (outputs - 1)
-                _float32_4(w, size, x_4, size, size, y, out_stride, ahead, share)
-                ahead += each
+            y_4 = out + 4 * row * out_stride
+            for i in range(0, size, _DEPTH):
+                x_4, depth = x + 4 * (row * size + i), min(_DEPTH, size - i)
+                each = 4 * depth * share // CACHE_LINE
+                threes = outputs // 3 * 3
+                for o in range(0, threes, 3):
+                    w, y = weight + 4 * (o * size + i), y_4 + 4 * o
+                    _float32_4_3(w, x_4, size, depth, i, y, out_stride, ahead, share)
+                    ahead += 3 * each
+                for o in range(threes, outputs):
+                    w, y = weight + 4 * (o * size + i), y_4 + 4 * o
+                    _float32_4(w, x_4, size, depth, i, y, out_stride, ahead, share)
+                    ahead += each
         return ahead
     for o in range(outputs):
         w, y = weight + 4 * o * size, out + 4 * o
         if rows == 2:
-            _float32_2(w, size, x, size, size, y, out_stride, ahead, share)
+            _float32_2(w, x, size, size, 0, y, out_stride, ahead, share)
         else:
-            _float32_1(w, size, x, size, size, y, out_stride, ahead, share)
-        ahead += each
+            _float32_1(w, x, size, size, 0, y, out_stride, ahead, share)
+        ahead += 4 * size * share // CACHE_LINE
     return ahead
 
 
@@ -112,26 +119,29 @@ def _dots_bfloat16(
     share: int,
 ) -> int:  # fmt: skip
     """As `dots_float32`, of weights that are the upper halves of float32."""
-    each = 2 * size * share // CACHE_LINE
     if rows >= 4:
         for row in range(0, rows, 4):
-            x_4, y_4 = x + 4 * row * size, out + 4 * row * out_stride
-            for o in range(0, outputs - 1, 2):
-                w, y = weight + 2 * o * size, y_4 + 4 * o
-                _bfloat16_4_2(w, size, x_4, size, size, y, out_stride, ahead, share)
-                ahead += 2 * each
-            if outputs % 2:
-                w, y = weight + 2 * (outputs - 1) * size, y_4 + 4 * (outputs - 1)
-                _bfloat16_4(w, size, x_4, size, size, y, out_stride, ahead, share)
-                ahead += each
+            y_4 = out + 4 * row * out_stride
+            for i in range(0, size, _DEPTH):
+                x_4, depth = x + 4 * (row * size + i), min(_DEPTH, size - i)
+                each = 2 * depth * share // CACHE_LINE
+                threes = outputs // 3 * 3
+                for o in range(0, threes, 3):
+                    w, y = weight + 2 * (o * size + i), y_4 + 4 * o
+                    _bfloat16_4_3(w, x_4, size, depth, i, y, out_stride, ahead, share)
+                    ahead += 3 * each
+                for o in range(threes, outputs):
+                    w, y = weight + 2 * (o * size + i), y_4 + 4 * o
+                    _bfloat16_4(w, x_4, size, depth, i, y, out_stride, ahead, share)
+                    ahead += each
         return ahead
     for o in range(outputs):
         w, y = weight + 2 * o * size, out + 4 * o
         if rows == 2:
-            _bfloat16_2(w, size, x, size, size, y, out_stride, ahead, share)
+            _bfloat16_2(w, x, size, size, 0, y, out_stride, ahead, share)
         else:
-            _bfloat16_1(w, size, x, size, size, y, out_stride, ahead, share)
-        ahead += each
+            _bfloat16_1(w, x, size, size, 0, y, out_stride, ahead, share)
+        ahead += 2 * size * share // CACHE_LINE
     return ahead
 
 

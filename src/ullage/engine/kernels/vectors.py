@@ -14,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from ullage.engine.kernels.llvm import sums_of_four
+
 LANES = 8
 I8, I16, I32 = (ir.IntType(bits) for bits in (8, 16, 32))
 F32 = ir.FloatType()
@@ -157,19 +159,7 @@ def _store_sums4(typingctx: Any, a: Any, b: Any, c: Any, d: Any, array: Any, ind
     """array[index : index + 4] = the sums of the lanes of a, b, c, d; cheaper than four times."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def pairs(x: Any, y: Any) -> Any:
-            """Neighbours two lanes apart added: x x' y y' in each half."""
-            low = _chosen(builder, x, y, 0, 8, 1, 9, 4, 12, 5, 13)
-            high = _chosen(builder, x, y, 2, 10, 3, 11, 6, 14, 7, 15)
-            return builder.fadd(low, high)
-
-        ab, cd = pairs(args[0], args[1]), pairs(args[2], args[3])
-        low = _chosen(builder, ab, cd, 0, 1, 8, 9, 4, 5, 12, 13)
-        high = _chosen(builder, ab, cd, 2, 3, 10, 11, 6, 7, 14, 15)
-        both = builder.fadd(low, high)
-        sums = builder.fadd(
-            _chosen(builder, both, both, 0, 1, 2, 3), _chosen(builder, both, both, 4, 5, 6, 7)
-        )
+        sums = sums_of_four(builder, *args[:4])
         data = context.make_array(signature.args[4])(context, builder, args[4]).data
         place = builder.gep(data, [args[5]])
         builder.store(sums, builder.bitcast(place, sums.type.as_pointer()), align=4)
