@@ -48,6 +48,8 @@ class Incidents:
         self._courses: dict[Key, _Course] = {}
         self._ended: list[Incident] = []
         self._fleets = Fleets()
+        self._before_s: float | None = None
+        self._forgets_s = CLOSES_S
 
     def take(
         self, judged: Iterable[Judged], views: Iterable[View], time_s: float
@@ -58,6 +60,9 @@ class Incidents:
         """
         by_url = {view.url: view for view in views}
         self._fleets.take(by_url.values(), time_s)
+        if self._before_s is not None:  # rounds may be further apart than CLOSES_S
+            self._forgets_s = max(CLOSES_S, 1.5 * (time_s - self._before_s))
+        self._before_s = time_s
         for one in judged:
             key = (one.url, one.finding.id)
             if one.finding.state == "fired" and not one.finding.accepted:
@@ -73,9 +78,9 @@ class Incidents:
 
     def _fired(self, key: Key, finding: Finding, by_url: Mapping[str, View], time_s: float) -> None:
         course = self._courses.get(key)
-        if course is not None and course.incident is None and time_s - course.last_s > CLOSES_S:
-            course = None  # it has not been known for too long to be one with what fires now
-        if course is None:
+        pending = course is not None and course.incident is None
+        if course is None or (pending and time_s - course.last_s > self._forgets_s):
+            # The first of it, or not known for too long to be one with what fired before.
             course = self._courses[key] = _Course(time_s, time_s, 0)
         course.last_s, course.clear_since_s = time_s, None
         course.num_rounds += 1

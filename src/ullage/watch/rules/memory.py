@@ -37,8 +37,13 @@ NEARLY_FULL = 0.95
 RISING_FROM = 0.5
 SOON_S = 600.0
 """Time to full that is worth a warning: about what a new replica of a large model takes to load."""
-TREND_S = 120.0
-"""A slope over less is a burst's."""
+TREND_S = 240.0
+LIFETIMES = 3.0
+"""A pool fills whenever load begins, until the first requests end: only what lasts for several of
+their lifetimes is growth."""
+GROWN = 0.2
+EVEN = 0.15
+"""How far from a straight line, of what it grew by. A burst is a step, what levels off is bent."""
 
 STORM_NUM = 10
 STORM_SHARE = 0.1
@@ -67,9 +72,8 @@ def _nearly_full(subject: Subject) -> Answer:
             remedy,
             facts,
         )
-    left_s, slope = _time_to_full(now, subject.view.recent)
-    if slope is not None:
-        facts = (*facts, slope)
+    left_s, slope = _time_to_full(subject, now)
+    facts = (*facts, *slope)
     if left_s is None or left_s > SOON_S:
         return Clear(facts)
     return Fired(
@@ -80,26 +84,29 @@ def _nearly_full(subject: Subject) -> Answer:
     )
 
 
-def _time_to_full(now: Snapshot, recent: Span | None) -> tuple[float | None, Evidence | None]:
-    """(seconds until full, the slope), the first None where the pool is not steadily filling.
-
-    Steady: most of the slope is seen end to end, and half the pool is held, so that a burst into
-    an empty pool is not extrapolated.
-    """
+def _time_to_full(subject: Subject, now: Snapshot) -> tuple[float | None, tuple[Evidence, ...]]:
+    """(seconds until full, the evidence), the first None where the pool is not steadily filling:
+    by GROWN or more, in a straight line, to a height that its past did not know."""
+    recent, past = subject.view.recent, subject.view.past
     trend = None if recent is None else recent.trends.get("kv_used_ratio")
-    if recent is None or trend is None or recent.seconds < TREND_S or trend.num < 6:
-        return None, None
-    slope = Evidence(
-        "kv_used_ratio slope",
-        tidy(trend.slope_per_s),
-        "ratio/s",
-        f"{source_of(now, 'kv_used_ratio')}, least squares of {trend.num} scrapes",
-    )
+    if recent is None or trend is None or trend.num < 12 or recent.seconds < TREND_S:
+        return None, ()
+    source = f"{source_of(now, 'kv_used_ratio')}, least squares of {trend.num} scrapes"
+    facts = (Evidence("kv_used_ratio slope", tidy(trend.slope_per_s), "ratio/s", source),)
     grown = trend.slope_per_s * recent.seconds
-    steady = trend.last >= trend.most - 0.25 * grown and trend.last - trend.first >= 0.7 * grown
-    if trend.last < RISING_FROM or grown < 0.1 or not steady:
-        return None, slope
-    return max(0.0, 1.0 - trend.last) / trend.slope_per_s, slope
+    straight = (
+        abs(trend.mean - (trend.first + trend.last) / 2) <= EVEN * grown
+        and trend.last >= trend.most - EVEN * grown
+        and trend.first <= trend.least + EVEN * grown
+    )
+    before = past.trends.get("kv_used_ratio") if past is not None else None
+    known = before is not None and trend.last < before.most + GROWN / 4
+    lives = recent.histograms.get("e2e_s")
+    life = lives.quantile(0.9) if lives is not None else None
+    short = life is not None and recent.seconds < LIFETIMES * life.estimate
+    if trend.last < RISING_FROM or grown < GROWN or not straight or known or short:
+        return None, facts
+    return max(0.0, 1.0 - trend.last) / trend.slope_per_s, facts
 
 
 def _free(now: Snapshot) -> tuple[Evidence, ...]:
