@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ FLAGS = (
     *("--dtype", "float32", "--max-model-len", "2048", "--block-size", str(BLOCK_SIZE)),
     *("--max-num-batched-tokens", "2048", "--api-key", KEY),
 )
+CPU = {
+    "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1",
+}
 ON = {"ULLAGE_VLLM": "1", "VLLM_PLUGINS": "ullage"}
 LAYERS, KV_HEADS, HEAD_DIM, BYTES = 2, 2, 32, 4
 BYTES_PER_BLOCK = LAYERS * 2 * KV_HEADS * HEAD_DIM * BYTES * BLOCK_SIZE
@@ -107,7 +112,7 @@ class Servers:
 @contextmanager
 def servers(python: Path, model: Path) -> Iterator[Servers]:
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("VLLM_")},
+        **_without_vllm(),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
@@ -136,6 +141,47 @@ def servers(python: Path, model: Path) -> Iterator[Servers]:
                 process.kill()
                 process.wait()
             process.stdout.close()
+
+
+@contextmanager
+def spawned(
+    python: Path, model: Path, flags: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[Server]:
+    """A server as an operator starts one: every process of it is spawned and imports for itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="ullage-vllm-plugin-") as folder:
+        log = Path(folder) / "server.log"
+        command = ["nice", "-n", "5", str(python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(model), "--port", str(port), *FLAGS, *flags]
+        with log.open("w") as written:
+            process = subprocess.Popen(
+                command,
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                env={**_without_vllm(), **CPU, **environment},
+                start_new_session=True,
+            )
+        server = Server(f"http://127.0.0.1:{port}", process.pid, log)
+        try:
+            server.await_health()
+            yield server
+        finally:
+            server.http.close()
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # whoever of its session outlived it
+
+
+def _without_vllm() -> dict[str, str]:
+    """This environment without what someone set for another vLLM."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
 
 
 @dataclass

@@ -140,9 +140,14 @@ class Watching:
                 self._take(self._asked)
                 self._asked = None
         if time.monotonic() - self._answered_s > STALE_S:
-            for at in range(len(self._arrivals)):
-                self._metrics.forget(at)
+            self.forget()
         self._ages()
+
+    def forget(self) -> None:
+        """Whatever was said of now is not known any more."""
+        for at in range(len(self._arrivals)):
+            if self._metrics is not None:
+                self._metrics.forget(at)
 
     def _take(self, asked: asyncio.Future[Any]) -> None:
         assert self._metrics is not None
@@ -153,7 +158,11 @@ class Watching:
             self._refused_until_s = time.monotonic() + REFUSED_S
             return
         self._answered_s = time.monotonic()
-        for at, statistics in enumerate(answers):
+        # Elastic expert parallelism adds and removes engines; the labels are those of the start.
+        for at in range(len(answers), len(self._arrivals)):
+            self._metrics.forget(at)
+            self._arrivals[at] = None
+        for at, statistics in enumerate(answers[: len(self._arrivals)]):
             self._arrivals[at] = statistics["oldest_arrival_s"]
             self._metrics.record(at, statistics)
 

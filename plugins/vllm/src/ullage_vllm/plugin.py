@@ -71,7 +71,7 @@ class Endpoint:
             return
         self.site, watching = await _build(engine_client, args)
         self._watching = asyncio.get_running_loop().create_task(watching.run())
-        self._watching.add_done_callback(_say_why_it_ended)
+        self._watching.add_done_callback(lambda task: _ended(task, watching))
 
 
 async def _build(client: Any, args: Any) -> tuple[Any, Any]:
@@ -141,6 +141,8 @@ def _warn(sentence: str) -> None:
         log.warning("ullage %s", sentence)
 
 
-def _say_why_it_ended(task: asyncio.Task[None]) -> None:
+def _ended(task: asyncio.Task[None], watching: Any) -> None:
+    """It ends with the server only; else its last numbers must not stand there as if they held."""
     if not task.cancelled() and task.exception() is not None:
+        watching.forget()
         log.error("ullage stopped counting: %s", task.exception(), exc_info=task.exception())

@@ -77,7 +77,12 @@ class Site:
         percent, dry_run = cancel_query(query)
         self._need_engines()
         chosen = together.oldest(await self.engines.ask("ullage_running"), percent)
-        reports = await self.engines.ask_each("ullage_cancel", [(ids, dry_run) for ids in chosen])
+        try:
+            asked = [(ids, dry_run) for ids in chosen]
+            reports = await self.engines.ask_each("ullage_cancel", asked)
+        except NoAnswer as silence:
+            # The question is on its way: a core that hangs will answer it once it goes on.
+            raise NoAnswer(f"{silence}; the requests may still be ended") from None
         answer = together.cancelled(reports, dry_run)
         if not dry_run:
             self.count_cancelled(len(answer["request_ids"]))
@@ -180,7 +185,10 @@ class Middleware:
 
 
 def asks_the_model(scope: Scope, path: str) -> bool:
-    return scope["type"] == "websocket" or (scope["method"] == "POST" and path not in NOT_WORK)
+    if scope["type"] == "websocket":
+        return True
+    ends_a_response = path.startswith("/v1/responses/") and path.endswith("/cancel")
+    return scope["method"] == "POST" and path not in NOT_WORK and not ends_a_response
 
 
 async def _answer(site: Site, path: str, scope: Scope, send: Send) -> None:

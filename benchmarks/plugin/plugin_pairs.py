@@ -1,0 +1,55 @@
+"""What pairs of measurements say of a ratio: its mean, and 95% bounds by Student's t.
+
+Pure arithmetic. What is measured is `cost.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Geometric mean of `num_pairs` ratios, and both ends of its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+    num_pairs: int
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
+    """With over without, of (without, with) pairs. Raises ValueError for fewer than two."""
+    if len(pairs) < 2:
+        raise ValueError(f"{len(pairs)} pairs say nothing of their spread")
+    logs = [math.log(having / lacking) for lacking, having in pairs]
+    mean = math.fsum(logs) / len(logs)
+    variance = math.fsum((one - mean) ** 2 for one in logs) / (len(logs) - 1)
+    half = t_quantile(0.975, len(logs) - 1) * math.sqrt(variance / len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Of Student's t distribution, by bisection over its integrated density."""
+    low, high = 0.0, 1000.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        if t_probability(middle, degrees) < probability:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def t_probability(t: float, degrees: int) -> float:
+    """P(T ≤ t) for t ≥ 0: Simpson's rule in the angle, where the density is a power of a cosine."""
+    # T = √ν·tan θ, and the density of θ is proportional to cos^(ν−1) θ.
+    scale = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(math.pi)
+    angle, steps = math.atan2(t, math.sqrt(degrees)), 200
+    width = angle / steps
+    total = 1.0 + math.cos(angle) ** (degrees - 1)
+    for step in range(1, steps):
+        total += (4 if step % 2 else 2) * math.cos(step * width) ** (degrees - 1)
+    return 0.5 + scale * total * width / 3

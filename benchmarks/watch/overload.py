@@ -1,0 +1,164 @@
+"""A real vLLM in an overload: what `ullage watch` says, a cancel that keeps its promise, a drain.
+
+vLLM 0.32 on the CPU with a small pool and long outputs: more requests run than the pool can hold to
+their ends, so that vLLM preempts one after the other and computes them again. Told from outside:
+
+    .venv/bin/python benchmarks/watch/overload.py [--seconds 60] [--interval 2]
+
+Holds the load and what is demanded; exit status 1 with a sentence for each demand that failed. The
+server and its plugin are those of tests/vllm (tools/vllm_setup.sh).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "vllm"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from plugin_server import KEY, ON, Server, Stream, prompt_of, save_model, servers
+
+NUM_BLOCKS = 64
+"""Of 32 tokens: two requests of the longest kind."""
+SEATS = 16
+OUTPUT_TOKENS = 900
+FLAGS = ("--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--max-num-seqs", str(SEATS))
+EXPECTED = ("W003",)
+"""What has to fire: the preemption storm."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--interval", type=float, default=2.0)
+    args = parser.parse_args()
+    home = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
+    python = Path(home).expanduser() / "bin" / "python"
+    with tempfile.TemporaryDirectory() as folder:
+        model = save_model(Path(folder) / "model")
+        with servers(python, model) as launched:
+            server = launched.start(FLAGS, ON)
+            problems = overload(server, args.seconds, args.interval)
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    return int(bool(problems))
+
+
+def overload(server: Server, seconds: float, interval_s: float) -> list[str]:
+    """Load, watch, cancel, drain; a sentence for whatever did not hold."""
+    load = Load(server)
+    load.fill()
+    time.sleep(2 * interval_s)
+    rounds = watched(server, load, seconds, interval_s)
+    problems = said(rounds)
+    problems += cancelled(server)
+    problems += drained(server, load)
+    return problems
+
+
+class Load:
+    """Twice as many streams as there are seats; each that ends is replaced until the drain."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._number = server, 0
+        self.streams: list[Stream] = []
+
+    def fill(self) -> None:
+        while sum(not stream.ended for stream in self.streams) < 2 * SEATS:
+            self._number += 1
+            prompt = prompt_of(self._number % 140, 20 + self._number % 30)
+            self.streams.append(self._server.stream(prompt, OUTPUT_TOKENS))
+
+
+def watched(server: Server, load: Load, seconds: float, interval_s: float) -> list[dict[str, Any]]:
+    """Every round of a `ullage watch` in a process of its own."""
+    command = [sys.executable, "-m", "ullage", "watch", server.url, "--output", "json"]
+    command += ["--interval", str(interval_s), "--api-key", KEY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        rounds, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            rounds.append(json.loads(watching.stdout.readline()))
+            load.fill()
+        watching.terminate()
+        watching.stdout.read()
+    return rounds
+
+
+def said(rounds: Sequence[dict[str, Any]]) -> list[str]:
+    """Print how often each rule fired and the last words of each; what should have and did not."""
+    fired = Counter(
+        finding["id"]
+        for one in rounds
+        for finding in one["findings"]
+        if finding["state"] == "fired"
+    )
+    last = {
+        finding["id"]: finding
+        for one in rounds
+        for finding in one["findings"]
+        if finding["state"] == "fired"
+    }
+    print(f"{len(rounds)} rounds")
+    for rule, times in sorted(fired.items()):
+        print(f"{rule} fired in {times}: {last[rule]['cause']}")
+        print(f"    → {last[rule]['remedy']}")
+    newest = rounds[-1]["replicas"][0]
+    for name in ("kv_used_bytes", "kv_total_bytes", "page_utilization_ratio", "preemptions_per_s"):
+        print(f"{name}: {newest[name]}")
+    problems = [f"{rule} never fired" for rule in EXPECTED if not fired[rule]]
+    # The plugin says them; a null is a name that was not read.
+    problems += [
+        f"{name} is not told"
+        for name in ("kv_used_bytes", "kv_total_bytes", "page_utilization_ratio")
+        if newest[name] is None
+    ]
+    return problems
+
+
+def cancelled(server: Server) -> list[str]:
+    """Cancel a quarter; what came free beside what was promised."""
+    answer = server.http.post("/ullage/cancel_oldest", params={"percent": 25})
+    report = answer.raise_for_status().json()
+    print(
+        f"cancelled {len(report['request_ids'])}: promised {report['promised_bytes']:,} bytes, "
+        f"freed {report['freed_bytes']:,}"
+    )
+    if report["freed_bytes"] != report["promised_bytes"] or not report["freed_bytes"]:
+        return ["the cancel freed other bytes than it promised"]
+    return []
+
+
+def drained(server: Server, load: Load) -> list[str]:
+    """Drain under full load; every request that was taken must end as it was asked to."""
+    before = [stream for stream in load.streams if not stream.ended]
+    answer = server.http.post("/ullage/drain").raise_for_status().json()
+    refused = server.ask(prompt_of(3, 5), 5).status_code
+    for stream in before:
+        stream.wait(600)
+    ends = Counter(str(stream.reason) for stream in load.streams)
+    print(
+        f"drained with {answer['in_flight']} in flight; new ones got {refused}; ends: {dict(ends)}"
+    )
+    problems = [] if refused == 503 else [f"a new request got {refused} in the drain"]
+    if lost := [s for s in load.streams if s.reason not in ("length", "abort")]:
+        problems.append(f"{len(lost)} requests were lost")
+    if short := [s for s in load.streams if s.reason == "length" and s.tokens != OUTPUT_TOKENS]:
+        problems.append(f"{len(short)} answers were cut short")
+    if left := server.http.get("/ullage/drain").json()["in_flight"]:
+        problems.append(f"{left} requests are left")
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

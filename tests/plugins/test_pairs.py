@@ -1,0 +1,39 @@
+"""benchmarks/plugin: the bounds of a ratio, against tables of Student's t and against drawing."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "plugin"))
+
+from plugin_pairs import ratio_of, t_quantile
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [(1, 12.706), (2, 4.303), (5, 2.571), (10, 2.228), (29, 2.045), (100, 1.984)],
+)
+def test_the_quantile_is_that_of_the_tables(degrees: int, quantile: float) -> None:
+    assert t_quantile(0.975, degrees) == pytest.approx(quantile, abs=6e-4)
+
+
+def test_the_bounds_hold_the_truth_as_often_as_they_say() -> None:
+    draw = random.Random(3)  # noqa: S311
+    held = 0
+    for _ in range(150):
+        pairs = []
+        for _ in range(12):
+            base = draw.uniform(1, 2)
+            pairs.append((base, base * 1.02 * draw.lognormvariate(0, 0.02)))
+        found = ratio_of(pairs)
+        held += found.low <= 1.02 <= found.high
+    assert 133 <= held <= 150
+
+
+def test_one_pair_has_no_spread() -> None:
+    with pytest.raises(ValueError, match="1 pairs"):
+        ratio_of([(1.0, 1.0)])

@@ -1,0 +1,63 @@
+"""The plugin inside the oldest vLLM that it knows, started as an operator starts it: a smoke test.
+
+What the numbers are held to is in test_plugin.py; here, that 0.30 has what the plugin reads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugin_server import (
+    BYTES_PER_BLOCK,
+    ON,
+    Server,
+    eventually,
+    prompt_of,
+    save_model,
+    spawned,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+SETUP = Path(__file__).parents[2] / "tools" / "vllm_setup.sh"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    subprocess.run(["bash", str(SETUP), "0.30"], check=True)
+    home = os.environ.get("ULLAGE_VLLM_OLD_VENV") or "~/.cache/ullage/vllm-0.30"
+    python = Path(home).expanduser() / "bin" / "python"
+    model = save_model(tmp_path_factory.mktemp("plugin") / "model")
+    flags = ("--num-gpu-blocks-override", "65", "--max-num-seqs", "8")
+    with spawned(python, model, flags, ON) as started:
+        yield started
+
+
+def test_every_route_and_metric_on_0_30(server: Server) -> None:
+    assert server.http.get("/version").json()["version"].startswith("0.30.")
+    assert "steps aside" not in server.said()
+    assert server.kv()["total_bytes"] == 64 * BYTES_PER_BLOCK
+    streams = [server.stream(prompt_of(number, 20), 600) for number in range(10)]
+    eventually(lambda: server.metrics()["vllm:num_preemptions_total"] >= 3)
+    answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
+    report = answer.raise_for_status().json()
+    assert report["freed_bytes"] == report["promised_bytes"] > 0
+    answer = server.http.post("/ullage/drain")
+    assert answer.status_code == 202
+    assert server.ask([5], 1).status_code == 503
+    for stream in streams:
+        stream.wait()
+    ends = [stream.reason for stream in streams]
+    assert ends.count("abort") == len(report["request_ids"])
+    assert ends.count("length") == 10 - len(report["request_ids"])
+    assert all(stream.tokens == 600 for stream in streams if stream.reason == "length")
+    metrics = eventually(
+        lambda: (now := server.metrics())["ullage_kv_cache_used_bytes"] == 0 and now
+    )
+    assert metrics["ullage_recomputed_tokens_total"] > 0
+    assert metrics["ullage_kv_cache_total_bytes"] == 64 * BYTES_PER_BLOCK
+    assert server.http.get("/ullage/drain").json() == {"draining": True, "in_flight": 0}
