@@ -62,6 +62,7 @@ def test_it_shows_the_fleet_worst_first(opened: chrome.Page) -> None:
     assert names[:4] == [DOWN, STORM, simulated.name_of(5), QUIET]
     assert len(names) == 12
     assert "connection refused" in opened.text("#rows tr:first-child")
+    assert opened.text("#rows tr:nth-child(2) .bar-text span") == "99.9%"
     width = opened.evaluate("document.querySelectorAll('#rows .bar i')[1].style.width")
     assert float(width.removesuffix("%")) > 99
 

@@ -17,6 +17,7 @@ from ullage.errors import BadUsage
 SHUTDOWN_S = 2
 READY_POLL_S = 0.01
 MAX_PORT = 65535
+MOST_CONNECTIONS = 256
 
 
 def address_of(text: str, *, field: str) -> tuple[str, int]:
@@ -81,6 +82,7 @@ async def serving(
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
         ws="none",
+        limit_concurrency=MOST_CONNECTIONS,
     )
     server = Quiet(config)
     task = asyncio.create_task(server.serve(sockets=[listening]))

@@ -98,7 +98,7 @@ export function replicaRow(onChoose) {
       el("td", {class: "who"}, choose, el("span", {class: "standing"}), el("span", {class: "source"})),
       el("td", {class: "filling"}, el("div", {class: "bar-text"}, el("span"), el("span", {class: "source"})), el("div", {class: "bar"}, el("i"))),
       cell("running", "running"), cell("waiting", "waiting"), cell("preemptions", "preempted"),
-      cell("ttft", "first token, p99"), cell("itl", "between tokens, p99"));
+      cell("ttft", "TTFT, p99"), cell("itl", "ITL, p99"));
   };
 }
 
@@ -113,7 +113,7 @@ export function updateReplicaRow(node, row, chosen) {
   setText(who, [...row.models, [row.engine, row.version].filter(Boolean).join(" ")].filter(Boolean).join(" · "));
   const f = row.figures;
   const [text, bytes] = node.querySelector(".bar-text").children;
-  showFigure(text, f.kv_used_ratio, figure => percent(figure.value));
+  showFigure(text, f.kv_used_ratio, figure => shareText(figure.value));
   setText(bytes, f.kv_used_bytes.absent === undefined && f.kv_total_bytes.absent === undefined
     ? `${byteSize(f.kv_used_bytes.value)} of ${byteSize(f.kv_total_bytes.value)}` : "");
   const bar = node.querySelector(".bar");
@@ -127,6 +127,11 @@ export function updateReplicaRow(node, row, chosen) {
   put("preemptions", f.preemptions_per_s);
   put("ttft", f.ttft_p99_s);
   put("itl", f.itl_p99_s);
+}
+
+// Not quite full is not shown as full.
+function shareText(ratio) {
+  return percent(ratio, ratio > 0.99 && ratio < 1 ? 1 : 0);
 }
 
 function stateText(row) {
@@ -296,7 +301,7 @@ export function updateRuleRow(node, rule) {
 const KEYS = [
   ["kv_used_ratio", "KV cache used"], ["kv_free_bytes", "KV cache free"], ["running", "running"],
   ["waiting", "waiting"], ["preemptions_per_s", "preemptions"], ["generation_tokens_per_s", "written"],
-  ["ttft_p99_s", "first token, p99"], ["itl_p99_s", "between tokens, p99"], ["prefix_hit_ratio", "prefix cache hits"],
+  ["ttft_p99_s", "TTFT, p99"], ["itl_p99_s", "ITL, p99"], ["prefix_hit_ratio", "prefix cache hits"],
 ];
 
 export function showKeys(parent, figures) {
