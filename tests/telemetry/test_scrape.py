@@ -295,9 +295,11 @@ def test_many_are_spread_over_the_interval_and_asked_over_one_connection_each() 
     assert first[-1] - first[0] > 0.5 * interval_s
 
 
-def test_a_source_that_is_closed_leaves_nothing_running() -> None:
+def test_a_source_that_is_closed_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "FIRST_ROUND_S", 0.1)
+
     async def do(rude: Rude) -> int:
-        source = DirectSource([f"127.0.0.1:{rude.port}"], interval_s=0.5)
+        source = DirectSource([f"127.0.0.1:{rude.port}"], interval_s=0.1)
         await source.look()
         await source.close()
         return len(asyncio.all_tasks()) - 1
@@ -306,9 +308,74 @@ def test_a_source_that_is_closed_leaves_nothing_running() -> None:
     assert with_server({"/metrics": drip}, do) <= 1  # the server's own connection
 
 
-def test_without_a_url_there_is_nothing_to_watch() -> None:
-    with pytest.raises(BadUsage, match="at least one"):
-        DirectSource([])
+def test_with_nothing_to_look_at_there_are_no_looks() -> None:
+    assert asyncio.run(DirectSource([]).look()) == ()
+
+
+def test_who_joins_is_looked_at_and_who_left_is_let_go() -> None:
+    async def do(rude: Rude) -> list[list[str]]:
+        a, b, c = (f"127.0.0.1:{rude.port}/{name}" for name in "abc")
+        source = DirectSource([a, b], interval_s=0.5)
+        found = [[look.url[-1] for look in await source.look() if look.snapshot]]
+        source.aim([b, c])
+        found.append([look.url[-1] for look in await source.look() if look.snapshot])
+        await asyncio.sleep(0.02)
+        assert rude.num_connections == 3  # b kept its own
+        with pytest.raises(BadUsage):
+            source.aim([a, "ftp://c"])
+        found.append([look.url[-1] for look in await source.look() if look.snapshot])
+        source.aim([])
+        assert await source.look() == ()
+        await source.close()
+        return found
+
+    answers = {f"/{name}/metrics": page() for name in "abc"}
+    assert with_server(answers, do) == [["a", "b"], ["b", "c"], ["b", "c"]]
+
+
+def test_who_leaves_while_it_is_asked_is_asked_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "FIRST_ROUND_S", 0.1)
+
+    async def do(rude: Rude) -> int:
+        source = DirectSource([f"127.0.0.1:{rude.port}"], interval_s=0.1)
+        await source.look()
+        source.aim([])
+        await asyncio.sleep(0.05)
+        return len(asyncio.all_tasks()) - 1
+
+    drip = raw(OK + b"\r\n", b"#", pause_s=0.01, endless=True)
+    assert with_server({"/metrics": drip}, do) <= 1  # the server's own connection
+
+
+def test_a_page_that_breaks_its_reader_is_that_endpoints_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = scrape.snapshot_of
+
+    def breaking(body: bytes, **more: object) -> object:
+        if body.startswith(b"bad"):
+            raise RuntimeError("a fault of ours")
+        return whole(body, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scrape, "snapshot_of", breaking)
+
+    async def do(rude: Rude) -> list[Look]:
+        urls = [f"127.0.0.1:{rude.port}{path}" for path in ("", "/bad")]
+        source = DirectSource(urls, interval_s=0.5)
+        looks = list(await source.look())
+        await source.close()
+        return looks
+
+    good, bad = with_server({"/metrics": page(), "/bad/metrics": page(b"bad 1\n")}, do)
+    assert good.snapshot
+    assert bad.error == "it cannot be read: RuntimeError: a fault of ours"
+
+
+def test_a_page_is_not_lost_for_a_route_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "TELL_WITHIN_S", 0.6)  # with another route, longer than the page's
+    drip = raw(OK + b"\r\n", b"#", pause_s=0.05, endless=True)
+    look = looked({"/metrics": page(), "/version": drip, "/v1/models": drip})
+    assert look.snapshot and not look.error
 
 
 def test_time_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.telemetry.reading import Told
-from ullage.telemetry.told import MAX_CHARS, MAX_SETTINGS, READERS, ROUTES, routes_of, told_of
+from ullage.telemetry.told import (
+    MAX_CHARS,
+    MAX_SETTINGS,
+    READERS,
+    ROUTES,
+    joined,
+    routes_of,
+    told_by,
+)
 
 
 def body(answer: object) -> bytes:
     return json.dumps(answer).encode()
+
+
+def told_of(bodies: Mapping[str, bytes]) -> Told:
+    return joined(told_by(route, answer) for route, answer in bodies.items())
 
 
 def test_vllm_tells_version_models_adapters_and_length() -> None:

@@ -414,7 +414,7 @@ def test_what_a_replica_is_changes_when_it_says_other_not_when_it_falls_silent()
 def test_names_without_end_do_not_fill_the_memory() -> None:
     tracemalloc.start()
     history = History(URL)
-    for at in range(300):
+    for at in range(150):
         labels = {f"reason-{at}-{more}": 1.0 for more in range(100)}
         history.push(
             answered(

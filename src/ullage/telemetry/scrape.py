@@ -11,10 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ullage.errors import BadUsage
 from ullage.telemetry.reading import Told, snapshot_of
 from ullage.telemetry.snapshot import Identity, Snapshot
-from ullage.telemetry.told import MODELS, routes_of, told_of
+from ullage.telemetry.told import MODELS, joined, routes_of, told_by
 from ullage.telemetry.wire import Answer, Connection, NoAnswer, origin_and_path
 
 # Where engines keep their page, in the order in which they are tried. trtllm-serve answers
@@ -84,7 +83,7 @@ class Endpoint:
         self._base = path.removesuffix(given or "/v1")
         self._paths = (path,) if given else tuple(self._base + known for known in PATHS)
         self._path: str | None = None
-        self._bodies: dict[str, bytes] = {}  # what tells of it, by route
+        self._tellings: dict[str, Told] = {}  # by the route that told
         self._told: Told | None = None
         self._told_again_s = 0.0
         self._started_s: float | None = None
@@ -93,16 +92,19 @@ class Endpoint:
         self.last: Look | None = None  # what came of the last scrape
 
     async def look(self, within_s: float) -> Look:
-        """A scrape that is over within `within_s`; the last look again while it backs off."""
+        """A scrape whose page comes within `within_s`; the last look again while it backs off."""
         if self.last is not None and self._clock.now() < self._not_before_s:
             return self.last
         try:
             async with asyncio.timeout(within_s):
-                snapshot = await self._snapshot()
+                body = await self._page()
+            snapshot = await self._snapshot(body)
         except TimeoutError:
             return self._failed(f"no whole answer within {within_s:g} s", within_s)
         except NoAnswer as error:
             return self._failed(str(error), within_s)
+        except Exception as error:  # what its page does to a reader is not the others' fault
+            return self._failed(f"it cannot be read: {type(error).__name__}: {error}", within_s)
         self._num_failed = 0
         self.last = Look(self.url, snapshot.time_s, snapshot)
         return self.last
@@ -119,8 +121,7 @@ class Endpoint:
         self.last = Look(self.url, now_s, None, reason[:MAX_REASON_CHARS])
         return self.last
 
-    async def _snapshot(self) -> Snapshot:
-        body = await self._page()
+    async def _snapshot(self, body: bytes) -> Snapshot:
         time_s = self._clock.now()
         snapshot = snapshot_of(body, time_s=time_s, told=self._told or Told())
         if self._is_another(snapshot.identity):
@@ -138,50 +139,54 @@ class Endpoint:
         return abs(identity.started_s - before_s) > SAME_START_S
 
     def _forget(self) -> None:
-        self._bodies.clear()
+        self._tellings.clear()
         self._told = None
 
     async def _ask_who(self, engine: str) -> None:
         """Ask what tells who answers: all of it once, the models again every TELL_AGAIN_S."""
         for route in routes_of(engine):
-            before = self._bodies.get(route, b"")
-            if not before or route == MODELS:
-                self._bodies[route] = await self._telling(route) or before
+            if route not in self._tellings or route == MODELS:
+                telling = await self._telling(route)
+                if telling is not None:
+                    self._tellings[route] = telling
         # Some replicas a little earlier, so that not all are asked in one round.
         early_s = TELL_AGAIN_S / 2 * (hash(self.url) % 1000) / 1000 if self._told is None else 0.0
-        self._told = told_of(self._bodies)
+        self._told = joined(self._tellings.values())
         self._told_again_s = self._clock.now() + TELL_AGAIN_S - early_s
 
-    async def _telling(self, route: str) -> bytes:
-        """The route's body, b"" where there is none. A page that came is not lost for it."""
+    async def _telling(self, route: str) -> Told | None:
+        """What the route tells, None where it is not there. A page is not lost for it."""
         try:
             async with asyncio.timeout(TELL_WITHIN_S):
                 answer = await self._connection.get(self._base + route)
         except (NoAnswer, TimeoutError):
-            return b""
-        return answer.body if answer.status == 200 else b""
+            return None
+        return told_by(route, answer.body) if answer.status == 200 else None
 
     async def _page(self) -> bytes:
         """The page's body. Raises NoAnswer that says what every path answered."""
         refusals = []
         for path in (self._path,) if self._path else self._paths:
-            answer = await self._following(path)
+            answer = await self._connection.get(path)
+            if _is_sent_to(answer, path + "/"):
+                path += "/"
+                answer = await self._connection.get(path)
             refusal = _why_not_a_page(answer)
             if not refusal:
-                self._path = self._path or path
+                self._path = path
                 return answer.body
             refusals.append(f"{path}: {refusal}")
         self._path = None
         raise NoAnswer("; ".join(refusals))
 
-    async def _following(self, path: str) -> Answer:
-        """The answer at `path`, or where it says that the page is, if that is the same path with
-        a slash (as applications mounted under a path answer)."""
-        answer = await self._connection.get(path)
-        to = answer.headers.get("location", "")
-        if answer.status in (301, 302, 307, 308) and to.partition("://")[2].partition("/")[2]:
-            to = "/" + to.partition("://")[2].partition("/")[2]
-        return await self._connection.get(to) if to == path + "/" else answer
+
+def _is_sent_to(answer: Answer, path: str) -> bool:
+    """Whether it says that what was asked for is at `path`, on whatever host: as applications do
+    that are mounted under a path, of the path without its slash."""
+    if answer.status not in (301, 302, 307, 308):
+        return False
+    to = answer.headers.get("location", "")
+    return to == path or ("://" in to and "/" + to.partition("://")[2].partition("/")[2] == path)
 
 
 def _why_not_a_page(answer: Answer) -> str:
@@ -209,38 +214,51 @@ class DirectSource:
     """
 
     def __init__(
-        self, urls: Sequence[str], *, interval_s: float = 5.0, api_key: str | None = None
+        self, urls: Sequence[str] = (), *, interval_s: float = 5.0, api_key: str | None = None
     ) -> None:
-        if not urls:
-            raise BadUsage("no URL", expected="at least one endpoint to watch")
-        _open_files_for(len(urls))
-        clock = Clock()
-        self._endpoints = [
-            Endpoint(url, api_key=api_key, clock=clock) for url in dict.fromkeys(urls)
-        ]
-        self._clock = clock
+        self._clock = Clock()
         self._interval_s = interval_s
         self._within_s = min(MAX_TIMEOUT_S, max(1.0, 2 * interval_s))
-        self._running: dict[Endpoint, asyncio.Task[Look]] = {}
         self._wait_s = max(FIRST_ROUND_S, ROUND * interval_s)
+        self._api_key = api_key
+        self._endpoints: dict[str, Endpoint] = {}
+        self._running: dict[str, asyncio.Task[Look]] = {}
+        self.aim(urls)
+
+    def aim(self, urls: Sequence[str]) -> None:
+        """From the next look on, these are looked at; who was before keeps its connection.
+
+        Raises BadUsage for what cannot be asked; then all stays as it was.
+        """
+        before = self._endpoints
+        self._endpoints = {
+            url: before.get(url) or Endpoint(url, api_key=self._api_key, clock=self._clock)
+            for url in urls
+        }
+        for url in before.keys() - self._endpoints.keys():
+            if url in self._running:
+                self._running.pop(url).cancel()
+            before[url].close()
+        _open_files_for(len(self._endpoints))
 
     async def look(self) -> tuple[Look, ...]:
         """One look at each endpoint, in the order of the URLs, within one interval."""
-        gap_s = min(GAP_S, SPREAD * self._interval_s / len(self._endpoints))
-        for place, endpoint in enumerate(self._endpoints):
-            if endpoint not in self._running:
+        gap_s = min(GAP_S, SPREAD * self._interval_s / max(1, len(self._endpoints)))
+        for place, (url, endpoint) in enumerate(self._endpoints.items()):
+            if url not in self._running:
                 asked = self._ask(endpoint, place * gap_s)
-                self._running[endpoint] = asyncio.create_task(asked)
-        await asyncio.wait(self._running.values(), timeout=self._wait_s)
-        self._wait_s = ROUND * self._interval_s
-        return tuple(self._taken(endpoint) for endpoint in self._endpoints)
+                self._running[url] = asyncio.create_task(asked)
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=self._wait_s)
+            self._wait_s = ROUND * self._interval_s
+        return tuple(map(self._taken, self._endpoints.values()))
 
     async def close(self) -> None:
         for task in self._running.values():
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
         self._running.clear()
-        for endpoint in self._endpoints:
+        for endpoint in self._endpoints.values():
             endpoint.close()
         await asyncio.sleep(0)  # for the transports to see that they are closed
 
@@ -249,11 +267,11 @@ class DirectSource:
         return await endpoint.look(self._within_s)
 
     def _taken(self, endpoint: Endpoint) -> Look:
-        task = self._running[endpoint]
+        task = self._running[endpoint.url]
         if not task.done():
             never = Look(endpoint.url, self._clock.now(), None, "it has not answered yet")
             return endpoint.last or never
-        del self._running[endpoint]
+        del self._running[endpoint.url]
         return task.result()
 
 

@@ -7,8 +7,9 @@ untrusted: what has another shape than expected tells nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from ullage.telemetry.reading import Told
 
@@ -44,14 +45,15 @@ def routes_of(engine: str) -> tuple[str, ...]:
     return ROUTES.get(engine, ROUTES[""])
 
 
-def told_of(bodies: Mapping[str, bytes]) -> Told:
-    """What the answers (route → body) tell together."""
-    told = Told()
-    for route, body in bodies.items():
-        answer = _object(body)
-        if answer is not None and route in READERS:
-            told = _joined(told, READERS[route](answer))
-    return told
+def told_by(route: str, body: bytes) -> Told:
+    """What the answer of this route tells."""
+    answer = _object(body)
+    return READERS[route](answer) if answer is not None else Told()
+
+
+def joined(tellings: Iterable[Told]) -> Told:
+    """All that is told; of what two tell, the first counts."""
+    return reduce(_joined, tellings, Told())
 
 
 def _joined(one: Told, two: Told) -> Told:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ullage.telemetry.scrape import Look
+from ullage.telemetry.scrape import SAME_START_S, Look
 from ullage.telemetry.snapshot import Counter, Snapshot
 from ullage.watch.changes import Known
 from ullage.watch.cumulative import (
@@ -30,8 +30,6 @@ FINE_S = 30.0
 """Marks within RECENT_S are this far apart, so `recent` is up to this much shorter."""
 COARSE_S = 600.0
 """The same for marks within PAST_S, and `past`."""
-SAME_START_S = 2.0
-"""Start times nearer than this are one process: some are worked out from a clock that is set."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,27 @@
+"""What a look costs, all rules judged, holds for a thousand engines: the benchmark, made small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "watch" / "thousand.py"
+MOST_MS = 0.5 * 5.0 * 1e3 / 1000
+"""Half a core over 1,000 looks in 5 s."""
+
+
+@pytest.mark.slow
+def test_a_look_costs_less_than_a_thousandth_of_half_a_core() -> None:
+    run = subprocess.run(
+        [sys.executable, BENCHMARK, "--num", "100", "--interval", "1", "--seconds", "10"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    row = [cell.strip() for cell in run.stdout.strip().strip("|").split("|")]
+    assert row[:2] == ["100", "1"]
+    assert row[5].endswith(" ms") and float(row[5].removesuffix(" ms")) < MOST_MS
