@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import cProfile
 import json
 import os
 import platform
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="write cProfile's numbers of watching there")
     args = parser.parse_args()
     if args.watch:
-        _profiled(args) if args.profile else asyncio.run(_watch(args))
+        asyncio.run(_watch(args))
         return
     with subprocess.Popen(
         [sys.executable, str(HERE / "thousand_pages.py"), str(args.num), str(args.page)],
@@ -61,14 +62,6 @@ def main() -> None:
             fleet.stdin.close()
 
 
-def _profiled(args: argparse.Namespace) -> None:
-    import cProfile
-
-    profile = cProfile.Profile(time.process_time)
-    profile.runcall(asyncio.run, _watch(args))
-    profile.dump_stats(args.profile)
-
-
 async def _watch(args: argparse.Namespace) -> None:
     from ullage.telemetry.scrape import DirectSource
     from ullage.watch.watcher import Watcher
@@ -76,6 +69,7 @@ async def _watch(args: argparse.Namespace) -> None:
     urls = [f"http://127.0.0.1:{port}" for port in json.loads(args.watch)]
     source = DirectSource(urls, interval_s=args.interval)
     watcher = Watcher(source, args.interval)
+    profile = cProfile.Profile(time.process_time) if args.profile else None
     _live_an_hour(watcher, urls, args.page.read_bytes(), args.interval)
     begin_s, cpu_s, num_rounds = time.monotonic(), 0.0, 0
     start_cpu_s, warm_s, warm_cpu_s = time.process_time(), begin_s, 0.0
@@ -91,16 +85,22 @@ async def _watch(args: argparse.Namespace) -> None:
         )
         if num_rounds == WARM_UP_ROUNDS:
             warm_s, warm_cpu_s = now_s, cpu_s
+            if profile is not None:
+                profile.enable()
         if now_s - begin_s > args.seconds and num_rounds > WARM_UP_ROUNDS:
             break
+    if profile is not None:
+        profile.disable()
+        profile.dump_stats(args.profile)
     await source.close()
     wall_s = now_s - warm_s
     cores = (cpu_s - warm_cpu_s) / wall_s
-    each_ms = 1e3 * cores * args.interval / len(urls)
+    each_ms = 1e3 * (cpu_s - warm_cpu_s) / (num_rounds - WARM_UP_ROUNDS) / len(urls)
+    pace_s = wall_s / (num_rounds - WARM_UP_ROUNDS)
     now = sight.views[-1].now
     assert now is not None and num_failed == 0
     print(
-        f"| {len(urls):,} | {args.interval:g} | {args.page.stat().st_size / 1e3:.0f} kB | "
+        f"| {len(urls):,} | {pace_s:.1f} s | {args.page.stat().st_size / 1e3:.0f} kB | "
         f"{wall_s:.0f} s | {cores:.2f} | {each_ms:.2f} ms | {_vm_hwm_mb():.0f} MB | "
         f"{now.identity.engine} {now.identity.version}, {_cpu_name()}, "
         f"Python {platform.python_version()} |"

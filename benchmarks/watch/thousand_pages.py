@@ -15,7 +15,9 @@ from pathlib import Path
 NUM_STEPS = 60
 NUM_MODELS = 10
 RECORDED_NAME = b'model_name="smol"'
-STARTED = b"process_start_time_seconds"
+STILL = (b"_created", b"_info", b"process_start_time_seconds")
+# What a healthy fleet does not count up.
+ILL = (b"preemption", b"rejection", b"corrupted", b'"abort"', b'"error"')
 
 
 def name_of(which: int) -> str:
@@ -32,7 +34,7 @@ def pages_of(recorded: bytes, model: bytes, seed: int) -> list[bytes]:
     steps: dict[int, float] = {}
     grown = 0.0
     for at, line in enumerate(lines):
-        if line.startswith(b"#") or b"_created" in line or b"_info" in line or STARTED in line:
+        if line.startswith(b"#") or any(part in line for part in (*STILL, *ILL)):
             continue
         name = line.partition(b"{")[0].partition(b" ")[0]
         values[at] = float(line.rsplit(b" ", 1)[1])

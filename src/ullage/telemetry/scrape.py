@@ -23,9 +23,9 @@ MAX_TIMEOUT_S = 10.0
 """As Prometheus' scrape_timeout: an engine that is busy may take seconds to answer."""
 GAP_S = 0.02
 """Between the starts of two endpoints' scrapes, where the interval has room for it."""
-SPREAD = 0.8
+SPREAD = 0.5
 """The share of an interval over which scrapes are spread; the rest is for the last answers."""
-ROUND = 0.95
+ROUND = 0.7
 """The share of an interval after which a round takes what there is."""
 FIRST_ROUND_S = 3.0
 """The first round waits longer where need be: connections open, and who answers is asked."""

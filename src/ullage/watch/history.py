@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from ullage.telemetry.scrape import SAME_START_S, Look
@@ -21,7 +21,9 @@ from ullage.watch.cumulative import (
     TooManyPlaces,
     Vector,
     labelled_rises,
+    packed,
     rises,
+    unpacked,
 )
 from ullage.watch.trends import Series, TooManySeries, Trends, joined, sums_of_point
 from ullage.watch.view import PAST_S, RECENT_S, Span, View
@@ -36,12 +38,13 @@ COARSE_S = 600.0
 class Mark:
     """An answer that spans may begin or end at, and what happened since the mark before it.
 
-    `totals` is `cumulative`'s vector, `point` every gauge's value then; `sums` are `trends`' over
-    the samples after the mark before, up to and including this one, with times since that mark.
+    `totals` is `cumulative`'s vector, packed once the mark is closed, `point` every gauge's value
+    then; `sums` are `trends`' over the samples after the mark before, up to and including this
+    one, with times since that mark.
     """
 
     time_s: float
-    totals: Vector
+    totals: Vector | bytes
     point: array[float]
     sums: array[float]
     num_answers: int
@@ -150,7 +153,7 @@ class History:
         if self._open is None:
             self._open = step
         elif step.time_s - self._new[-1].time_s > FINE_S:
-            self._new.append(self._open)
+            self._new.append(_closed(self._open))
             self._open = step
         else:
             self._open = _join(self._open, step, self._open.time_s - self._new[-1].time_s)
@@ -196,17 +199,26 @@ class History:
             return None
         start, *parts = marks
         places, end = self._running.places, parts[-1]
+        before, after = _totals(start), _totals(end)
         return Span(
             seconds=end.time_s - start.time_s,
-            rises=rises(places, start.totals, end.totals),
-            labelled_rises=labelled_rises(places, start.totals, end.totals),
-            histograms=HistogramRises(places, start.totals, end.totals),
+            rises=rises(places, before, after),
+            labelled_rises=labelled_rises(places, before, after),
+            histograms=HistogramRises(places, before, after),
             trends=Trends(self._series.gauges, start, parts),
             waiting_by_reason=Trends(self._series.waiting, start, parts),
             num_scrapes=1 + sum(part.num_answers for part in parts),
             num_failed=sum(part.num_failed for part in parts),
             resets=sum(part.num_resets for part in parts),
         )
+
+
+def _closed(mark: Mark) -> Mark:
+    return replace(mark, totals=packed(_totals(mark)))
+
+
+def _totals(mark: Mark) -> Vector:
+    return unpacked(mark.totals) if isinstance(mark.totals, bytes) else mark.totals
 
 
 def _join(one: Mark, two: Mark, later_s: float) -> Mark:
