@@ -68,7 +68,7 @@ def run(setting: Setting) -> Result:
     with served(setting) as server:
         lengths = scaled(
             recorded,
-            8 if setting.quick else 3 * CONCURRENT,
+            8 if setting.quick else 6 * CONCURRENT,
             mean_prompt=12 if setting.quick else 32,
             mean_output=6 if setting.quick else 24,
             most=server.max_model_len,
