@@ -186,7 +186,7 @@ class Page:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Page]:
+def browser(within_s: float = 20.0) -> Iterator[Page]:
     """A fresh Chromium with one tab, gone with its files afterwards."""
     binary = find()
     assert binary is not None
@@ -207,7 +207,7 @@ def browser() -> Iterator[Page]:
         os.close(theirs_in)
         os.close(theirs_out)
         try:
-            yield Page(ours_out, ours_in)
+            yield Page(ours_out, ours_in, within_s)
         finally:
             os.close(ours_out)
             os.close(ours_in)

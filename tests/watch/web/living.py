@@ -1,7 +1,8 @@
 """A photograph of real engines: `python -m tests.watch.web.living FILE.png [SECONDS]`.
 
 Three embedded engines on a tiny model under load, watched by `ullage watch --web`. Half-way one of
-them is started anew with a fifth of its KV memory, as a mistaken flag would do. Nothing is made up.
+them is started anew with a sixth of its KV memory, as a mistaken flag would do. The picture is the
+page's upper part, down to the second row of charts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.watch.web import chrome
 from ullage.watch.web.feed import id_of
 
 MODEL = "tiny-llama"
-ROOMY, SMALL = 1 << 20, 200 << 10
+ROOMY, SMALL = 2 << 20, 320 << 10
+UPPER_PART = "document.getElementById('chart-ttft').getBoundingClientRect().bottom + scrollY + 12"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -78,7 +80,7 @@ def client(url: str, stop: threading.Event, seed: int) -> None:
         body = {"model": MODEL, "prompt": beginning + question, "max_tokens": length}
         with contextlib.suppress(httpx2.HTTPError):
             httpx2.post(f"{url}/v1/completions", json={**body, "ignore_eos": True}, timeout=60)
-        stop.wait(draw.expovariate(1 / 1.2))
+        stop.wait(draw.expovariate(1 / 2.5))
 
 
 def main(path: Path, seconds: float) -> None:
@@ -100,17 +102,18 @@ def main(path: Path, seconds: float) -> None:
                 thread = threading.Thread(target=client, args=(url, stop, 10 * i + user))
                 thread.daemon = True
                 thread.start()
+        time.sleep(5)
         stack.enter_context(ullage("watch", *urls, "--interval", "2", "--web", f":{page_port}"))
         time.sleep(seconds / 2)
         first.close()
         stack.enter_context(engine(model, ports[1], SMALL))
         wait_for(urls[1])
         time.sleep(seconds / 2)
-        with chrome.browser() as page:
+        with chrome.browser(within_s=60) as page:
             page.look(1180, still=True)
             page.open(f"http://127.0.0.1:{page_port}/#replica={id_of(urls[1])}")
             page.wait("document.querySelectorAll('#figures tr').length > 3")
-            height = int(page.evaluate("document.documentElement.scrollHeight"))
+            height = int(page.evaluate(UPPER_PART))
             page.photograph(path, height=height)
             print(page.text("#verdict"), page.complaints())
 
