@@ -183,3 +183,13 @@ def test_engines_that_came_or_went_do_not_end_the_watching(monkeypatch: pytest.M
         assert math.isnan(found.value("ullage_kv_cache_total_bytes", 1) or 0)
 
     asyncio.run(story())
+
+
+def test_before_the_first_answer_counters_are_0_and_gauges_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Rounds([core_of(65)], monkeypatch)
+    for name in metrics.COUNTERS:
+        assert found.value(f"{name}_total") == 0
+    for name in metrics.GAUGES:
+        assert math.isnan(found.value(name) or 0)

@@ -34,8 +34,12 @@ FLAGS = (
     *("--max-num-batched-tokens", "2048", "--api-key", KEY),
 )
 CPU = {
-    "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
 }
 ON = {"ULLAGE_VLLM": "1", "VLLM_PLUGINS": "ullage"}
 LAYERS, KV_HEADS, HEAD_DIM, BYTES = 2, 2, 32, 4
@@ -307,4 +311,4 @@ def eventually(check: Any, limit_s: float = 30) -> Any:
         if found:
             return found
         time.sleep(0.05)
-    raise AssertionError("it never came true")
+    raise AssertionError(f"it never came true: {found!r} at last")

@@ -31,11 +31,11 @@ from plugin_server import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-NUM_BLOCKS = 64
-SMALL = (
-    *("--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--max-num-seqs", "8"),
-    "--enable-logging-iteration-details",
-)
+NUM_BLOCKS = 256
+ROOMY = ("--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--max-num-seqs", "8")
+"""Room for four requests of any length."""
+TIGHT = ("--num-gpu-blocks-override", "65", "--max-num-seqs", "8")
+"""Room for one."""
 DEV = {"VLLM_SERVER_DEV_MODE": "1"}
 
 
@@ -48,7 +48,7 @@ def launched(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="module")
 def server(launched: Servers) -> Iterator[Server]:
     """One server for every test that leaves it as it was."""
-    yield launched.start(SMALL, {**ON, **DEV})
+    yield launched.start(ROOMY, {**ON, **DEV})
     launched.stop()
 
 
@@ -65,9 +65,16 @@ def streams(server: Server) -> Iterator[list[Stream]]:
 
 def run(server: Server, streams: list[Stream], lengths: list[int], max_tokens: int) -> None:
     """Streams with prompts of these lengths, all of them running."""
-    for number, length in enumerate(lengths):
-        streams.append(server.stream(prompt_of(number, length), max_tokens))
-        eventually(lambda n=number: server.kv()["running"] == n + 1)
+    streams.extend(server.stream(prompt_of(n, many), max_tokens) for n, many in enumerate(lengths))
+    eventually(lambda: all_run(server, streams))
+
+
+def all_run(server: Server, streams: list[Stream]) -> bool:
+    """Raises AssertionError, with what is known, once one of them has ended."""
+    report = server.kv()
+    ended = [(s.status, s.reason, s.tokens) for s in streams if s.ended]
+    assert not ended, (ended, [s.tokens for s in streams], report)
+    return bool(report["running"] == len(streams))
 
 
 def frozen(server: Server, streams: list[Stream]) -> list[int]:
@@ -84,7 +91,7 @@ def test_an_empty_pool_says_so(server: Server) -> None:
     report = server.kv()
     assert report["block_size"] == BLOCK_SIZE
     assert report["bytes_per_block"] == BYTES_PER_BLOCK
-    assert (report["num_blocks"], report["used_blocks"], report["free_blocks"]) == (64, 0, 64)
+    assert (report["num_blocks"], report["used_blocks"], report["free_blocks"]) == (256, 0, 256)
     assert report["total_bytes"] == NUM_BLOCKS * BYTES_PER_BLOCK
     assert report["used_bytes"] == 0
     assert report["page_utilization_ratio"] is None
@@ -103,15 +110,16 @@ def test_growth_and_the_time_until_full(server: Server, streams: list[Stream]) -
 
 def test_what_requests_hold_is_what_clients_received(server: Server, streams: list[Stream]) -> None:
     lengths = [10, 45, 100]
-    run(server, streams, lengths, 600)
+    run(server, streams, lengths, 1900)
     received = frozen(server, streams)
     report = server.kv()
     # The last token that a client has is not in the cache yet: the next step computes it.
-    held = [length + tokens - 1 for length, tokens in zip(lengths, received, strict=True)]
-    assert [holder["num_tokens"] for holder in report["holders"]] == held
+    held = sorted(length + tokens - 1 for length, tokens in zip(lengths, received, strict=True))
+    holders = sorted(report["holders"], key=lambda holder: holder["num_tokens"])
+    assert [holder["num_tokens"] for holder in holders] == held
     blocks = [math.ceil(tokens / BLOCK_SIZE) for tokens in held]
     # A step that begins a block allocates it a moment before.
-    for holder, least in zip(report["holders"], blocks, strict=True):
+    for holder, least in zip(holders, blocks, strict=True):
         assert least <= holder["num_blocks"] <= least + 1
         assert holder["own_bytes"] == holder["num_bytes"] == holder["num_blocks"] * BYTES_PER_BLOCK
     used = sum(holder["num_blocks"] for holder in report["holders"])
@@ -136,8 +144,8 @@ def test_a_shared_prefix_counts_once_and_is_promised_to_nobody_alone(
 ) -> None:
     prefix = prompt_of(40, 8 * BLOCK_SIZE)
     server.ask(prefix, 1).raise_for_status()
-    streams.extend(server.stream([*prefix, *prompt_of(n, 10)], 900) for n in range(3))
-    eventually(lambda: server.kv()["running"] == 3)
+    streams.extend(server.stream([*prefix, *prompt_of(n, 10)], 1700) for n in range(3))
+    eventually(lambda: all_run(server, streams))
     frozen(server, streams)
     report = server.kv()
     alone = [holder["own_bytes"] // BYTES_PER_BLOCK for holder in report["holders"]]
@@ -153,70 +161,6 @@ def test_a_shared_prefix_counts_once_and_is_promised_to_nobody_alone(
     ]
     # One, two, and all three: only then nobody holds the prefix any more.
     assert promised == [alone[0], alone[0] + alone[1], 8 + sum(alone)]
-
-
-def test_cancelling_under_overload_frees_what_was_promised(
-    server: Server, streams: list[Stream]
-) -> None:
-    """Twelve requests of up to 600 tokens want 240 blocks; there are 64."""
-    before = server.metrics()
-    streams.extend(server.stream(prompt_of(number, 20), 600) for number in range(12))
-    eventually(
-        lambda: (
-            server.metrics()["vllm:num_preemptions_total"]
-            >= before["vllm:num_preemptions_total"] + 3
-        )
-    )
-    answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
-    report = answer.raise_for_status().json()
-    assert len(report["request_ids"]) >= 1
-    assert report["freed_bytes"] == report["promised_bytes"] > 0
-    cut = eventually(
-        lambda: (
-            (gone := [s for s in streams if s.reason == "abort"])
-            and len(gone) == len(report["request_ids"])
-            and gone
-        )
-    )
-    # The oldest, in the order in which they came: those that were sent first.
-    assert all(stream.ended and stream.tokens < 600 for stream in cut)
-    after = server.metrics()
-    assert after['ullage_requests_cancelled_total{by="operator"}'] - before[
-        'ullage_requests_cancelled_total{by="operator"}'
-    ] == len(report["request_ids"])
-    for stream in streams:
-        stream.wait()
-    assert [stream.tokens for stream in streams if stream.reason == "length"] == [600] * (
-        12 - len(cut)
-    )
-
-
-def test_every_token_that_was_computed_is_some_requests_or_recomputed(server: Server) -> None:
-    """vLLM logs the tokens of every step: more than clients got were recomputed, to the token."""
-
-    def computed() -> int:
-        # By vLLM's own log, whose lines come after the answer.
-        time.sleep(1.0)
-        said = re.findall(
-            r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, "
-            r"\d+ generation requests, (\d+) generation tokens",
-            server.said(),
-        )
-        return sum(int(context) + int(generation) for context, generation in said)
-
-    before, computed_before = server.metrics(), computed()
-    lengths = [5 + 3 * number for number in range(12)]
-    running = [server.stream(prompt_of(60 + n, length), 400) for n, length in enumerate(lengths)]
-    for stream in running:
-        stream.wait()
-    time.sleep(1.2)
-    after = server.metrics()
-    rise = {name: after[name] - before[name] for name in after if name in before}
-    assert rise["vllm:num_preemptions_total"] > 0
-    needed = sum(length + 400 - 1 for length in lengths)
-    assert rise["ullage_recomputed_tokens_total"] == computed() - computed_before - needed
-    assert rise["ullage_recomputed_tokens_total"] > 0
-    assert 0 < rise["ullage_recomputed_requests_total"] <= rise["vllm:num_preemptions_total"]
 
 
 def test_the_age_is_that_of_the_oldest_request_and_of_none_when_there_is_none(
@@ -281,8 +225,72 @@ def test_the_metrics_are_read_by_prometheus_own_rules(server: Server) -> None:
 # --- servers of their own ---
 
 
+def test_cancelling_under_overload_frees_what_was_promised(launched: Servers) -> None:
+    """Twelve requests of up to 600 tokens want 240 blocks; there are 64."""
+    server = launched.start(TIGHT, ON)
+    before = server.metrics()
+    streams = [server.stream(prompt_of(number, 20), 600) for number in range(12)]
+    eventually(
+        lambda: (
+            server.metrics()["vllm:num_preemptions_total"]
+            >= before["vllm:num_preemptions_total"] + 3
+        )
+    )
+    answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
+    report = answer.raise_for_status().json()
+    assert len(report["request_ids"]) >= 1
+    assert report["freed_bytes"] == report["promised_bytes"] > 0
+    cut = eventually(
+        lambda: (
+            (gone := [s for s in streams if s.reason == "abort"])
+            and len(gone) == len(report["request_ids"])
+            and gone
+        )
+    )
+    # The oldest, in the order in which they came: those that were sent first.
+    assert all(stream.ended and stream.tokens < 600 for stream in cut)
+    after = server.metrics()
+    assert after['ullage_requests_cancelled_total{by="operator"}'] - before[
+        'ullage_requests_cancelled_total{by="operator"}'
+    ] == len(report["request_ids"])
+    for stream in streams:
+        stream.wait()
+    assert [stream.tokens for stream in streams if stream.reason == "length"] == [600] * (
+        12 - len(cut)
+    )
+
+
+def test_every_token_that_was_computed_is_some_requests_or_recomputed(launched: Servers) -> None:
+    """vLLM logs the tokens of every step: more than clients got were recomputed, to the token."""
+    server = launched.start((*TIGHT, "--enable-logging-iteration-details"), ON)
+
+    def computed() -> int:
+        # By vLLM's own log, whose lines come after the answer.
+        time.sleep(1.0)
+        said = re.findall(
+            r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, "
+            r"\d+ generation requests, (\d+) generation tokens",
+            server.said(),
+        )
+        return sum(int(context) + int(generation) for context, generation in said)
+
+    before, computed_before = server.metrics(), computed()
+    lengths = [5 + 3 * number for number in range(12)]
+    running = [server.stream(prompt_of(60 + n, length), 400) for n, length in enumerate(lengths)]
+    for stream in running:
+        stream.wait()
+    time.sleep(1.2)
+    after = server.metrics()
+    rise = {name: after[name] - before[name] for name in after if name in before}
+    assert rise["vllm:num_preemptions_total"] > 0
+    needed = sum(length + 400 - 1 for length in lengths)
+    assert rise["ullage_recomputed_tokens_total"] == computed() - computed_before - needed
+    assert rise["ullage_recomputed_tokens_total"] > 0
+    assert 0 < rise["ullage_recomputed_requests_total"] <= rise["vllm:num_preemptions_total"]
+
+
 def test_a_drain_under_load_loses_nothing(launched: Servers) -> None:
-    server = launched.start((*SMALL, "--max-num-seqs", "4"), ON)
+    server = launched.start((*TIGHT, "--max-num-seqs", "4"), ON)
     # Four run, four wait for a seat, and all of it is preempted now and then.
     running = [server.stream(prompt_of(number, 20), 500) for number in range(8)]
     eventually(lambda: (now := server.kv())["running"] + now["waiting"] == 8)
@@ -308,15 +316,16 @@ def test_a_drain_under_load_loses_nothing(launched: Servers) -> None:
 def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -> None:
     """Two API processes before two data-parallel engines; connections meet either process."""
     flags = ("--api-server-count", "2", "--data-parallel-size", "2", "--max-num-seqs", "8")
-    server = launched.start((*flags, "--num-gpu-blocks-override", "257"), ON)
+    flags += ("--max-model-len", "8192", "--num-gpu-blocks-override", "1025")
+    server = launched.start(flags, ON)
     eventually(lambda: server.said().count("Application startup complete") == 2, limit_s=60)
-    running = [server.stream(prompt_of(number, 20), 1200) for number in range(8)]
-    eventually(lambda: server.kv()["running"] == 8)
-    report = server.kv()
-    assert report["num_blocks"] == 2 * 256
-    assert {holder["engine"] for holder in report["holders"]} == {0, 1}
-    answer = server.http.post("/ullage/drain")
-    assert answer.json() == {"draining": True, "in_flight": 8}
+    running = [server.stream(prompt_of(number, 20), 3000) for number in range(8)]
+    eventually(lambda: {holder["engine"] for holder in server.kv()["holders"]} == {0, 1})
+    assert server.kv()["num_blocks"] == 2 * 1024
+    eventually(lambda: all(stream.tokens for stream in running))
+    answer = server.http.post("/ullage/drain").json()
+    assert answer["draining"]
+    assert 1 <= answer["in_flight"] <= 8
     for _ in range(20):
         # A new connection each: the kernel spreads them over the processes.
         with httpx.Client(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as stranger:
@@ -324,7 +333,7 @@ def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -
             assert stranger.post(f"{server.url}/v1/completions", json=body).status_code == 503
     for stream in running:
         stream.wait()
-        assert (stream.reason, stream.tokens) == ("length", 1200)
+        assert (stream.reason, stream.tokens) == ("length", 3000)
     eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 0)
     text = server.http.get("/metrics").text
     for engine in (0, 1):
@@ -333,11 +342,11 @@ def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -
             text,
             re.M,
         )
-        assert found is not None and float(found[1]) == 256 * BYTES_PER_BLOCK
+        assert found is not None and float(found[1]) == 1024 * BYTES_PER_BLOCK
 
 
 def test_it_needs_a_key_even_where_vllm_has_none(launched: Servers) -> None:
-    server = launched.start((*SMALL, "--api-key", ""), ON)
+    server = launched.start((*TIGHT, "--api-key", ""), ON)
     stranger = httpx.get(f"{server.url}/ullage/kv", trust_env=False)
     assert stranger.status_code == 403
     assert "--api-key" in stranger.json()["error"]["message"]
@@ -348,7 +357,7 @@ def test_it_needs_a_key_even_where_vllm_has_none(launched: Servers) -> None:
 def test_without_being_asked_for_nothing_is_there(
     launched: Servers, environment: dict[str, str]
 ) -> None:
-    server = launched.start(SMALL, environment)
+    server = launched.start(TIGHT, environment)
     assert server.http.get("/ullage/kv").status_code == 404
     assert server.http.post("/ullage/drain").status_code == 404
     assert server.ask([5, 6], 3).status_code == 200
@@ -359,7 +368,7 @@ def test_without_being_asked_for_nothing_is_there(
 def test_tokens_are_the_same_with_it_and_without(launched: Servers) -> None:
     said = []
     for environment in ({}, ON):
-        server = launched.start(SMALL, environment)
+        server = launched.start(TIGHT, environment)
         answers = [server.ask(prompt_of(n, 30), 50).json()["choices"][0]["text"] for n in range(4)]
         said.append(answers)
     assert said[0] == said[1]

@@ -64,6 +64,12 @@ class Metrics:
             for name, text in COUNTERS.items()
         }
         self._counted: dict[tuple[int, str], int] = {}
+        for at in range(len(self._labels)):
+            # From the start on: counters at 0, which is true, and gauges that do not know yet.
+            for name in COUNTERS:
+                self._counters[name].labels(*self._labels[at])
+            for name in GAUGES:
+                self._set(at, name, None)
 
     def record(self, at: int, statistics: dict[str, Any]) -> None:
         """What engine number `at` of the list answered, but for the age."""
