@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 LIMIT = 1.01
 PAIRS_OF_A_START = 6
 CONCURRENCY = 16
-OUTPUT_TOKENS = 400
+OUTPUT_TOKENS = 800
 FLAGS = ("--max-num-seqs", str(CONCURRENCY), "--no-enable-prefix-caching")
 
 

@@ -33,6 +33,8 @@ NUM_BLOCKS = 64
 SEATS = 16
 OUTPUT_TOKENS = 900
 FLAGS = ("--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--max-num-seqs", str(SEATS))
+ENDS = ("length", "abort")
+"""How a request may end: as it was asked to, or by the cancel."""
 EXPECTED = ("W003",)
 """What has to fire: the preemption storm."""
 
@@ -146,13 +148,17 @@ def drained(server: Server, load: Load) -> list[str]:
     refused = server.ask(prompt_of(3, 5), 5).status_code
     for stream in before:
         stream.wait(600)
-    ends = Counter(str(stream.reason) for stream in load.streams)
+    # A stream that reached the server only after the drain began was refused, not lost.
+    ends = Counter(
+        "refused" if stream.status == 503 else str(stream.reason) for stream in load.streams
+    )
     print(
         f"drained with {answer['in_flight']} in flight; new ones got {refused}; ends: {dict(ends)}"
     )
     problems = [] if refused == 503 else [f"a new request got {refused} in the drain"]
-    if lost := [s for s in load.streams if s.reason not in ("length", "abort")]:
-        problems.append(f"{len(lost)} requests were lost")
+    if lost := [s for s in load.streams if s.status != 503 and s.reason not in ENDS]:
+        found = [(stream.status, stream.reason, stream.tokens) for stream in lost]
+        problems.append(f"{len(lost)} requests were lost: {found}")
     if short := [s for s in load.streams if s.reason == "length" and s.tokens != OUTPUT_TOKENS]:
         problems.append(f"{len(short)} answers were cut short")
     if left := server.http.get("/ullage/drain").json()["in_flight"]:
