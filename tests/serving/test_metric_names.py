@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -125,3 +126,20 @@ def test_promtool_finds_nothing_to_complain_about(exposition: str) -> None:
     ours = [line for line in ran.stderr.splitlines() if line.startswith("ullage_")]
     assert ran.returncode in (0, 3), ran.stderr
     assert not ours
+
+
+def test_before_the_first_request_gauges_say_what_holds(model_dir: Path) -> None:
+    options = EngineOptions(kv_cache_memory_bytes=1 << 22, max_model_len=256)
+    handle = start_server(model_dir, options, served_model_name="tiny")
+    with httpx.Client(base_url=handle.url, timeout=60) as http:
+        page = http.get("/metrics").text
+    handle.stop()
+    values = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    assert values["ullage_kv_cache_total_bytes"] == handle.engine.kv.num_bytes > 0
+    assert values["ullage_kv_cache_used_bytes"] == 0
+    assert math.isnan(values["ullage_oldest_request_age_seconds"])
+    assert math.isnan(values["ullage_kv_page_utilization_ratio"])

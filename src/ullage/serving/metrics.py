@@ -92,6 +92,8 @@ class EngineMetrics:
         )
         self._utilization_s = -UTILIZATION_EVERY_S
         self._waits: Mapping[str, int] = {}
+        # A gauge that nobody set says 0, which of a pool's bytes or an age is not true.
+        self.observe_state(engine)
 
     def render(self) -> bytes:
         """The text exposition of everything."""
