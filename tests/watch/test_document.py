@@ -204,3 +204,14 @@ def test_a_source_that_failed_and_what_was_dropped_are_said():
     assert made["replicas"][0]["dropped"] == "2 lines that are no samples"
     plain = strict(document(sights.sight()))
     assert (plain["error"], plain["replicas"][0]["dropped"]) == (None, None)
+
+
+def test_gpus_in_total_are_those_that_say_it():
+    gpus = (
+        Gpu("0", busy_ratio=1.0, throttled_because=("power",)),
+        Gpu("1", busy_ratio=0.5),
+        Gpu("2"),
+    )
+    totals = strict(document(sights.sight(sights.view(now=sights.snapshot(gpus=gpus)))))["totals"]
+    assert totals["gpus"] == {"num": 3, "num_throttled": 1, "busy_ratio": {"value": 0.75, "num": 2}}
+    assert strict(document(sights.sight()))["totals"]["gpus"]["busy_ratio"] is None

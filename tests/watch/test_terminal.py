@@ -186,3 +186,36 @@ def test_a_quantile_of_nothing_is_a_dash():
     shown = text(sights.sight(view))
     assert "TTFT –" in shown
     assert "nothing was observed" in shown
+
+
+def test_gpus_in_total_and_as_a_column():
+    busy = (Gpu("0", busy_ratio=1.0, throttled_because=("power",)), Gpu("1"))
+    views = [sights.view(f"http://h{at}:1", now=sights.snapshot(gpus=busy)) for at in range(10)]
+    shown = text(sights.sight(*views), 200)
+    assert "GPUs 20   busy 100% on average (of 10)   10 throttled" in shown
+    (head,) = re.findall(r"^replica.*$", shown, re.M)
+    assert "GPU" in head
+
+
+def test_reasons_of_their_own_for_each_of_many_replicas_are_bounded():
+    views = many(300)
+    judged = tuple(
+        Judged(view.url, sights.lacking(missing=f"{at} of 300 requests"))
+        for at, view in enumerate(views)
+    )
+    shown = text(sights.sight(*views, judged=judged))
+    assert shown.count("not evaluated for want of") == 6
+    assert "and for 294 more reasons" in shown
+
+
+def test_an_incident_that_is_quiet_for_the_moment_is_still_there():
+    over = replace(
+        sights.incident(finding=sights.fired("W003", "preemption")), until_s=sights.NOW_S
+    )
+    shown = text(sights.sight(incidents=(sights.incident(), over)))
+    assert "not over yet, though quiet now: W001" in shown
+    assert "ended 00:53:20 after 60 s: W003 preemption" in shown
+    firing = sights.sight(
+        judged=(Judged(sights.URL, sights.fired()),), incidents=(sights.incident(),)
+    )
+    assert "quiet now" not in text(firing)

@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MATCHERS",
         help='only those that match, for example {job="vllm"}',
     )
+    where.add_argument(
+        "--prometheus-header",
+        action="append",
+        metavar="'NAME: VALUE'",
+        help="sent to it with every question, for example 'X-Scope-OrgID: team'",
+    )
     where.add_argument("--model", metavar="MODEL", help="to tell KV bytes where no engine does")
     where.add_argument("--api-key", help="sent as a bearer token to what is asked")
     how = parser.add_argument_group("how")
@@ -58,8 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--fail-on",
         choices=FAIL_ON,
-        default="error",
-        help="exit 1 when a finding this grave fired in the last round (default: error)",
+        default="never",
+        help="exit 1 when a finding this grave fired in the last round (default: never: to have "
+        "watched is no failure, whatever was seen)",
     )
     shown = parser.add_argument_group("what comes of it")
     shown.add_argument("--output", choices=("table", "json"), default="table")
@@ -99,6 +106,9 @@ def _require_meant(args: argparse.Namespace) -> None:
         )
     if args.prometheus_selector is not None and args.prometheus is None:
         raise BadUsage("it selects from nothing", field="--prometheus-selector",
+                       expected="--prometheus with it")  # fmt: skip
+    if args.prometheus_header and args.prometheus is None:
+        raise BadUsage("nobody to send it to", field="--prometheus-header",
                        expected="--prometheus with it")  # fmt: skip
     if args.yes and args.act is None:
         raise BadUsage("there is nothing to do", field="--yes", expected="--act with it")
@@ -143,7 +153,8 @@ async def _watch(args: argparse.Namespace) -> int:
         last = await follow(watcher, shown, stop, num_rounds=num_rounds)
     if last is None:
         return 0
-    if args.once:
+    if args.once or _on_screen(args):
+        # The live screen is gone by now; its last round stays in the terminal's history.
         _write(args, chosen(last))
     return _exit_code(chosen(last), args.fail_on)
 
@@ -162,12 +173,13 @@ def _write(args: argparse.Namespace, sight: Sight, *, apart: bool = False) -> No
 def _exit_code(sight: Sight, fail_on: str) -> int:
     """3 where not one replica answered, else 1 where a finding as grave as that fired."""
     from ullage.findings.finding import Severity, worst
+    from ullage.watch.cells import clean
 
     if not any(view.now is not None and not view.error for view in sight.views):
         reasons = sorted({f"{view.url}: {view.error}" for view in sight.views})
         more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        why = reasons[0] + more if reasons else sight.error or "no replica was found"
-        print(f"ullage watch: no answer: {why}", file=sys.stderr)
+        why = reasons[0] if reasons else sight.error or "no replica was found"
+        print(f"ullage watch: no answer: {clean(why)}{more}", file=sys.stderr)
         return 3
     gravest = worst(judged.finding for judged in sight.judged)
     if fail_on == "never" or gravest is None:
@@ -197,14 +209,17 @@ def _direct(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
 
 
 def _prometheus(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
+    import os
+
     with _installed():
-        from ullage.telemetry.prometheus_api import Access
+        from ullage.telemetry.prometheus_api import access_from
         from ullage.telemetry.promql import PrometheusSource
 
     source = PrometheusSource(
         args.prometheus,
         selector=args.prometheus_selector or "",
-        access=Access(bearer_token=args.api_key or ""),
+        access=access_from(os.environ, args.prometheus_header or (), args.api_key or ""),
+        on_warning=lambda text: print(f"ullage watch: Prometheus warns: {text}", file=sys.stderr),
     )
     stack.push_async_callback(source.close)
     return source
@@ -305,7 +320,7 @@ def _screen(args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None
         return lambda sight: _write(args, sight, apart=True)
     from ullage.watch.screen import Screen
 
-    screen = stack.enter_context(Screen())
+    screen = stack.enter_context(Screen(verbose=args.verbose))
     asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, screen.redraw)
     return lambda sight: screen.show(sight, () if actor is None else actor.said)
 

@@ -22,6 +22,7 @@ from ullage.watch.view import Change
 MAX_NAMED = 3
 MAX_ENDED = 3
 MAX_CHANGES = 3
+MAX_MISSING = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def alarms(sight: Sight, width: int, *, verbose: bool = False) -> list[Text]:
     lines: list[Text] = []
     for alarm in alarms_of(sight):
         lines += _lines_of(alarm, width, verbose=verbose)
+    lines += _quiet(sight, width)
     lines += _ended(sight, width)
     lines += _not_evaluated(sight, width)
     if verbose:
@@ -119,13 +121,17 @@ def _lines_of(alarm: Alarm, width: int, *, verbose: bool) -> list[Text]:
 
 
 def _where(alarm: Alarm) -> str:
-    """`on A (here), B, C and 4 more`; nothing where the fleet as a whole is meant."""
-    urls = [alarm.url, *(url for url in alarm.urls if url != alarm.url)]
+    """The replica that is told of first, then the others."""
+    return _on([alarm.url, *(url for url in alarm.urls if url != alarm.url)]).strip()
+
+
+def _on(urls: Sequence[str]) -> str:
+    """` on A, B, C and 4 more`; nothing where the fleet as a whole is meant."""
     named = [cells.clean(url, 80) for url in urls if url][:MAX_NAMED]
     if not named:
         return ""
     more = len(urls) - len(named)
-    return f"on {', '.join(named)}" + (f" and {more:,} more" if more else "")
+    return f" on {', '.join(named)}" + (f" and {more:,} more" if more else "")
 
 
 def _change(change: Change) -> str:
@@ -161,17 +167,40 @@ def _ended(sight: Sight, width: int) -> list[Text]:
     return lines
 
 
+def _quiet(sight: Sight, width: int) -> list[Text]:
+    """Incidents that are not over, of rules that do not fire in this round."""
+    firing = {(j.url, j.finding.id) for j in sight.judged if j.finding.state == "fired"}
+    by_rule: dict[str, list[Incident]] = {}
+    for incident in sight.incidents:
+        key = (incident.url, incident.finding.id)
+        if incident.until_s is None and key not in firing:
+            by_rule.setdefault(incident.finding.id, []).append(incident)
+    lines: list[Text] = []
+    for rule, incidents in sorted(by_rule.items()):
+        where = _on([incident.url for incident in incidents])
+        began = clock(min(incident.since_s for incident in incidents))
+        title = incidents[0].finding.title
+        text = f"not over yet, though quiet now: {rule} {title}{where}, since {began}"
+        lines += wrapped(text, width, "", "dim")
+    return lines
+
+
 def _not_evaluated(sight: Sight, width: int) -> list[Text]:
-    """What was missing, each once, with the rules that it kept from being evaluated."""
+    """What was missing, each once, with the rules that it kept from being evaluated: what kept
+    most of them first, as replicas may each have reasons of their own."""
     by_missing: dict[tuple[str, ...], dict[str, int]] = {}
     for judged in sight.judged:
         if judged.finding.state == "not_evaluable":
             rules = by_missing.setdefault(judged.finding.missing, {})
             rules[judged.finding.id] = rules.get(judged.finding.id, 0) + 1
+    ranked = sorted(by_missing.items(), key=lambda pair: -sum(pair[1].values()))
     lines: list[Text] = []
-    for missing, rules in by_missing.items():
+    for missing, rules in ranked[:MAX_MISSING]:
         ids = ", ".join(sorted(rules))
         text = f"not evaluated for want of {'; '.join(missing)}: {ids}"
+        lines += wrapped(text, width, "", "dim")
+    if len(ranked) > MAX_MISSING:
+        text = f"and for {len(ranked) - MAX_MISSING:,} more reasons"
         lines += wrapped(text, width, "", "dim")
     return lines
 

@@ -107,10 +107,22 @@ def totals_document(totals: Totals) -> dict[str, object]:
         "kv_used_ratio": None if ratio is None else {**_total(ratio), "by": totals.basis},
         **{name: _total(total) for name, total in totals.sums.items()},
         "waiting_by_reason": _labelled(totals.waiting_by_reason),
+        "gpus": _total_gpus(totals),
         **{
             name: {**(spread_document(spread) or {}), "num_replicas": num}
             for name, (spread, num) in totals.spreads.items()
         },
+    }
+
+
+def _total_gpus(totals: Totals) -> dict[str, object]:
+    busy = totals.gpu_busy_ratio
+    return {
+        "num": totals.num_gpus,
+        "num_throttled": totals.num_throttled_gpus,
+        "busy_ratio": None
+        if busy is None
+        else {"value": _number(busy.value), "num": busy.num_replicas},
     }
 
 

@@ -203,7 +203,7 @@ def _prefix_hits(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
     assert recent is not None
     queries, hits = recent.rises["prefix_queries_tokens"], recent.rises["prefix_hits_tokens"]
     if queries <= 0:
-        found.absent[PREFIX_HITS] = f"no prompt was looked up in {recent.seconds:.3g} s"
+        found.absent[PREFIX_HITS] = f"no prompt was looked up in {_about(recent.seconds)}"
     elif hits > queries:
         found.absent[PREFIX_HITS] = f"more tokens hit ({hits:.0f}) than looked up ({queries:.0f})"
     else:
@@ -239,7 +239,7 @@ def _spreads(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
             continue
         p50, p99 = added.quantile(0.5), added.quantile(0.99)
         if p50 is None or p99 is None:
-            found.absent[name] = f"nothing was observed in {recent.seconds:.3g} s"
+            found.absent[name] = f"nothing was observed in {_about(recent.seconds)}"
         else:
             found.spreads[name] = Spread(p50, p99, added.count, recent.seconds)
             found.sources[name] = f"{now.sources.get(name, name)} over {recent.seconds:.3g} s"
@@ -270,7 +270,12 @@ def _time_to_full(found: _Gathering, view: View) -> TimeToFull | None:
         if trend.num >= 2
     ]
     if free and all(math.isinf(end) for end in ends):
-        found.absent[TIME_TO_FULL] = f"it is not filling: no growth in {spans[-1].seconds:.3g} s"
+        found.absent[TIME_TO_FULL] = f"it is not filling: no growth in {_about(spans[-1].seconds)}"
         return None
     found.sources[TIME_TO_FULL] = "(1 − kv_used_ratio) / its growth, lately and recently"
     return TimeToFull(min(ends), max(ends)) if free else TimeToFull(0.0, 0.0)
+
+
+def _about(seconds: float) -> str:
+    """Rounded, so that replicas that were asked a moment apart give one reason."""
+    return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"

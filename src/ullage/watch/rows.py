@@ -53,6 +53,14 @@ def _full_in(figures: Figures) -> str:
     return cells.to_full(figures.time_to_full).removeprefix("full in ")
 
 
+def _gpu(figures: Figures) -> str:
+    """How busy its GPUs are on average, where all of them say it."""
+    busy = [gpu.busy_ratio for gpu in figures.gpus if gpu.busy_ratio is not None]
+    if not busy or len(busy) < len(figures.gpus):
+        return cells.NONE
+    return cells.percent(sum(busy) / len(busy))
+
+
 COLUMNS = (
     Column("KV used", _use, 0),
     Column("full in", _full_in, 5),
@@ -64,6 +72,7 @@ COLUMNS = (
     Column("prefix", _number("prefix_hit_ratio", cells.percent), 9),
     Column("TTFT p99", _p99("ttft_s"), 4),
     Column("ITL p99", _p99("itl_s"), 7),
+    Column("GPU", _gpu, 10),
 )
 LEAST_NAME = 16
 

@@ -60,7 +60,8 @@ class Screen:
     The screen is the terminal's alternate one: what was there before comes back at the end.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._console = Console(file=stream or sys.stdout, highlight=False, markup=False)
         self._live = Live(
             console=self._console,
@@ -97,7 +98,8 @@ class Screen:
             return
         width, height = self._console.size
         below = [Text(cells.clean(note, width)) for note in self._notes]
-        found = lines(self._sight, width=width, height=max(height - len(below), 1))
+        room = max(height - len(below), 1)
+        found = lines(self._sight, width=width, height=room, verbose=self._verbose)
         self._draw([*found, *below])
 
     def _draw(self, found: list[Text]) -> None:

@@ -33,6 +33,7 @@ from ullage.watch.totals import Totals, totals_of
 
 MAX_CARDS = 8
 MAX_ROWS = 50
+MAX_REASONS = 12
 NARROWEST = 40
 TOTALS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("running", count),
@@ -132,7 +133,21 @@ def _totals(totals: Totals, width: int) -> list[Text]:
         both = totals.spreads.get(name)
         text = latency(label, None if both is None else both[0])
         latencies.append(text.append("" if both is None else _of(totals, both[1])))
-    return [*lines, *flow(latencies, width)]
+    return [*lines, *flow(latencies, width), *flow(_total_gpus(totals), width)]
+
+
+def _total_gpus(totals: Totals) -> list[Text]:
+    """Nothing where no accelerator is known of."""
+    if not totals.num_gpus:
+        return []
+    parts = [Text(f"GPUs {totals.num_gpus:,}")]
+    if (busy := totals.gpu_busy_ratio) is not None:
+        text = f"busy {cells.percent(busy.value)} on average"
+        known = busy.num_replicas
+        parts.append(Text(text if known == totals.num_gpus else f"{text} (of {known:,})"))
+    if totals.num_throttled_gpus:
+        parts.append(Text(f"{totals.num_throttled_gpus:,} throttled", "bold yellow"))
+    return parts
 
 
 def _of(totals: Totals, num: int) -> str:
@@ -196,9 +211,13 @@ def _absences(rows: Sequence[Row], width: int) -> list[Text]:
             if name in one.absent:
                 why[one.absent[name]][label] += 1
     found: list[Text] = []
-    for reason, labels in why.items():
+    ranked = sorted(why.items(), key=lambda pair: -max(pair[1].values()))
+    for reason, labels in ranked[:MAX_REASONS]:
         num = max(labels.values())
         where = "" if num == len(rows) else f" ({num:,} replica{'s' if num != 1 else ''})"
         text = f"{cells.NONE} {', '.join(labels)}: {cells.clean(reason)}{where}"
+        found += wrapped(text, width, "", "dim")
+    if len(ranked) > MAX_REASONS:
+        text = f"{cells.NONE} and {len(ranked) - MAX_REASONS:,} more reasons"
         found += wrapped(text, width, "", "dim")
     return found

@@ -33,6 +33,7 @@ class Totals:
     Used, free and total KV are of the replicas that know all of it, so that they add up. A field
     that no replica knows is in neither mapping. `kv_used_ratio` is by bytes where every replica
     that answers knows them, else by tokens, else the mean of the replicas' own; `basis` says which.
+    `gpu_busy_ratio` is the mean over the GPUs that say it (`num_replicas` counts those GPUs).
     """
 
     num_replicas: int
@@ -42,6 +43,9 @@ class Totals:
     kv_used_ratio: Total | None
     basis: str
     spreads: Mapping[Histograms, tuple[Spread, int]]
+    num_gpus: int = 0
+    num_throttled_gpus: int = 0
+    gpu_busy_ratio: Total | None = None
 
 
 def totals_of(views: Sequence[View], figures: Sequence[Figures]) -> Totals:
@@ -57,7 +61,20 @@ def totals_of(views: Sequence[View], figures: Sequence[Figures]) -> Totals:
     if hits is not None:
         sums[PREFIX_HITS] = hits
     spreads = {name: both for name in SPREADS if (both := _spread(name, views)) is not None}
-    return Totals(len(figures), len(answering), sums, by_reason, ratio, basis, spreads)
+    gpus = [gpu for one in answering for gpu in one.gpus]
+    busy = [gpu.busy_ratio for gpu in gpus if gpu.busy_ratio is not None]
+    return Totals(
+        len(figures),
+        len(answering),
+        sums,
+        by_reason,
+        ratio,
+        basis,
+        spreads,
+        len(gpus),
+        sum(1 for gpu in gpus if gpu.throttled_because),
+        Total(sum(busy) / len(busy), len(busy)) if busy else None,
+    )
 
 
 def _sum(name: str, figures: Sequence[Figures]) -> Total | None:
