@@ -99,11 +99,13 @@ def prometheus(
     directory: Path,
     jobs: Mapping[str, Sequence[Mapping[str, Any]]],
     *,
-    scrape: str = "200ms",
+    scrape: str = "1s",
+    paths: Mapping[str, str] | None = None,
     rules: Sequence[Path] = (),
     flags: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
-    """`jobs`: name → static_configs, such as `{"targets": ["127.0.0.1:80"], "labels": {…}}`."""
+    """`jobs`: name → static_configs, such as `{"targets": ["127.0.0.1:80"], "labels": {…}}`;
+    `paths`: name → where its page is, else /metrics."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -115,7 +117,12 @@ def prometheus(
         },
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [
-            {"job_name": name, "static_configs": list(targets)} for name, targets in jobs.items()
+            {
+                "job_name": name,
+                "metrics_path": (paths or {}).get(name, "/metrics"),
+                "static_configs": list(targets),
+            }
+            for name, targets in jobs.items()
         ],
     }
     directory.mkdir(parents=True, exist_ok=True)

@@ -49,9 +49,9 @@ class Access:
         return (self.user, self.password) if self.user and not self.bearer_token else None
 
 
-def access_from(environ: Mapping[str, str], headers: Sequence[str] = ()) -> Access:
+def access_from(environ: Mapping[str, str], headers: Sequence[str] = (), token: str = "") -> Access:
     """Access by the environment (ULLAGE_PROMETHEUS_TOKEN, or _USER and _PASSWORD) and by
-    `NAME: VALUE` headers, such as `X-Scope-OrgID: team`.
+    `NAME: VALUE` headers, such as `X-Scope-OrgID: team`. A `token` goes before the environment's.
 
     Raises:
         BadUsage: a header without a colon, or with characters that no header may have.
@@ -65,7 +65,7 @@ def access_from(environ: Mapping[str, str], headers: Sequence[str] = ()) -> Acce
                 repr(header[:40]), field="--prometheus-header", expected="'NAME: VALUE' in ASCII"
             )
         named[name.strip()] = value.strip()
-    token = environ.get("ULLAGE_PROMETHEUS_TOKEN", "").strip()
+    token = token or environ.get("ULLAGE_PROMETHEUS_TOKEN", "").strip()
     user = environ.get("ULLAGE_PROMETHEUS_USER", "")
     password = environ.get("ULLAGE_PROMETHEUS_PASSWORD", "")
     for name, value in (("TOKEN", token), ("USER", user), ("PASSWORD", password)):
@@ -117,14 +117,16 @@ class PrometheusApi:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def query(self, promql: str, time_s: float) -> tuple[tuple[Series, ...], tuple[str, ...]]:
-        """(series, warnings) of an instant query at `time_s`; NaN and Inf are values as others.
+    async def query(
+        self, promql: str, time_s: float | None
+    ) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+        """(series, warnings) of an instant query at `time_s`, or now by the server's clock.
 
         Raises:
             QueryFailed: no answer, an error, or something that is not Prometheus' answer.
             TooLarge: more bytes than are read.
         """
-        asked = {"query": promql, "time": f"{time_s:.3f}"}
+        asked = {"query": promql, **({} if time_s is None else {"time": f"{time_s:.3f}"})}
         status, body = await self._ask(asked)
         if status == 405 and self._method == "POST":
             # Some proxies let only GET through.

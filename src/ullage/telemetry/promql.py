@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ullage.telemetry.prometheus_api import (
@@ -29,10 +29,11 @@ SEEN_WITHIN = "1h"
 STALE_S = 120.0
 """Prometheus itself goes on answering with a sample for 300 s where nothing follows it."""
 LATE_FACTOR = 2.5
-GONE_S = 300.0
-"""For so long a replica that is no target any more is still told of."""
+SKEW_S = 2.0
+"""By which the server's clock may differ from this one before its times are moved to it."""
 TARGETS_PER_QUERY = 32
 QUERIES_AT_ONCE = 2
+MOST_WARNINGS = 100
 NAMING = ("cluster", "namespace", "pod", "job", "instance")
 Key = tuple[tuple[str, str], ...]
 """The labels of a target, sorted: what Prometheus adds to all that it scrapes there."""
@@ -45,7 +46,7 @@ class _Replica:
     scraped_s: float = -math.inf
     up: bool = True
     every_s: float = 0.0
-    seen_s: float = -math.inf  # when it was last among Prometheus' targets
+    read_s: float = -math.inf  # of which scrape the look is
     look: Look | None = None
 
 
@@ -53,7 +54,8 @@ class PrometheusSource:
     """What `watch` looks at: every replica that the server scrapes and the selector matches.
 
     With a selector every target is a replica; without one, those that say something of an engine
-    or did within the last hour. Inside one event loop; `close()` when done.
+    or did within the last hour. `on_warning` is given each warning of the server's once: answers
+    that are only a part of what there is come with one. Inside one event loop; `close()` when done.
     """
 
     def __init__(
@@ -63,36 +65,49 @@ class PrometheusSource:
         selector: str = "",
         access: Access = Access(),  # noqa: B008 (frozen)
         within_s: float = 10.0,
+        on_warning: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._api = PrometheusApi(url, access, within_s=within_s)
         self._selector = selector_of(selector)
         self._names, self._markers = page_names(), marker_names()
         self._replicas: dict[Key, _Replica] = {}
         self._discovered_s = -math.inf
-        self.warnings: tuple[str, ...] = ()
+        self._skew_s = 0.0
+        self._on_warning = on_warning
+        self._warned: set[str] = set()
 
     async def close(self) -> None:
         await self._api.aclose()
 
     async def look(self) -> tuple[Look, ...]:
-        """One Look per replica, by name. Never raises: what went wrong is in `error`.
+        """One Look per replica, by name.
 
-        `time_s` is when Prometheus scraped; a replica that was not scraped since the last call has
-        the same Look again. Without any answer each known replica says so, or the server itself.
+        `time_s` is when Prometheus scraped it; a replica that was not scraped since the last call
+        has the same Look again. One that is no target any more is not named.
+
+        Raises:
+            QueryFailed: the server does not answer, or has no replica at all.
         """
-        now_s = time.time()
-        self.warnings = ()
         try:
+            now_s = await self._now()
             await self._find_replicas(now_s)
             fresh = await self._see_targets(now_s)
             await self._read(fresh, now_s)
         except QueryFailed as error:
-            return self._all_failed(f"{self._api.base}: {error}", now_s)
-        self._drop_gone(now_s)
+            raise QueryFailed(f"{self._api.base}: {error}") from error
         if not self._replicas:
-            return (Look(self._api.base, now_s, None, self._why_none()),)
+            raise QueryFailed(f"{self._api.base} {self._why_none()}")
         replicas = sorted(self._replicas.values(), key=lambda replica: replica.name)
         return tuple(self._look_of(replica, now_s) for replica in replicas)
+
+    async def _now(self) -> float:
+        """The server's time. All questions of one look are asked of it."""
+        series, _ = await self._api.query("vector(time())", None)
+        now_s = float(series[0][1]) if series else time.time()
+        skew_s = time.time() - now_s
+        if abs(skew_s - self._skew_s) > SKEW_S:  # else a scrape's time would differ at each look
+            self._skew_s = skew_s
+        return now_s
 
     # --- which targets ---
 
@@ -127,18 +142,23 @@ class PrometheusSource:
         spoke = {}
         if not states.keys() >= self._replicas.keys():
             spoke = await self._spoke(of_jobs, now_s)
-        fresh = []
+        fresh, gone = [], []
         for key, replica in self._replicas.items():
             pair = (replica.labels.get("job", ""), replica.labels.get("instance", ""))
             scraped_s = times.get(key, spoke.get(pair))
             if scraped_s is None:
+                gone.append(key)
                 continue
-            replica.seen_s, replica.up = now_s, states.get(key, 1.0) > 0
-            if scraped_s > replica.scraped_s:
-                if math.isfinite(replica.scraped_s):
-                    replica.every_s = scraped_s - replica.scraped_s
-                replica.scraped_s = scraped_s
+            replica.up = states.get(key, 1.0) > 0
+            if scraped_s > replica.scraped_s > -math.inf:
+                replica.every_s = scraped_s - replica.scraped_s
+            replica.scraped_s = scraped_s
+            if scraped_s != replica.read_s:
                 fresh.append(replica)
+        for key in gone:
+            del self._replicas[key]
+        if gone:
+            self._discovered_s = -math.inf  # others may have come in their place
         return [replica for replica in fresh if replica.up]
 
     async def _spoke(self, matchers: str, now_s: float) -> dict[tuple[str, str], float]:
@@ -151,11 +171,6 @@ class PrometheusSource:
         )
         said = await self._ask(" or ".join(each), now_s)
         return {(s.get("job", ""), s.get("instance", "")): float(v) for s, v in said}
-
-    def _drop_gone(self, now_s: float) -> None:
-        for key, replica in list(self._replicas.items()):
-            if not math.isfinite(replica.seen_s) or now_s - replica.seen_s > GONE_S:
-                del self._replicas[key]
 
     # --- what they say ---
 
@@ -187,30 +202,31 @@ class PrometheusSource:
                 await self._read_shard(shard[:half], now_s, turn)
                 await self._read_shard(shard[half:], now_s, turn)
                 return
-            shard[0].look = Look(
-                shard[0].name, now_s, None, "its series are more than are read at once"
-            )
+            self._failed(shard, now_s, "its series are more than are read at once")
             return
         except QueryFailed as error:
             # The others' answers stand.
-            for replica in shard:
-                replica.look = Look(replica.name, now_s, None, f"{self._api.base}: {error}")
+            self._failed(shard, now_s, f"{self._api.base}: {error}")
             return
         for replica, page in pages_of(series, shard):
-            snapshot = snapshot_of(page, time_s=replica.scraped_s)
-            replica.look = Look(replica.name, replica.scraped_s, snapshot, "")
+            time_s = replica.scraped_s + self._skew_s
+            snapshot = snapshot_of(page, time_s=time_s)
+            replica.look = Look(replica.name, time_s, snapshot)
+            replica.read_s = replica.scraped_s
+
+    def _failed(self, shard: Sequence[_Replica], now_s: float, why: str) -> None:
+        for replica in shard:
+            replica.look = Look(replica.name, now_s + self._skew_s, None, why)
 
     def _look_of(self, replica: _Replica, now_s: float) -> Look:
-        if now_s > replica.seen_s:
-            return Look(replica.name, now_s, None, "no longer among Prometheus' targets")
+        scraped_s = replica.scraped_s + self._skew_s
         if not replica.up:
-            return Look(
-                replica.name, replica.scraped_s, None, "Prometheus could not scrape it (up is 0)"
-            )
+            return Look(replica.name, scraped_s, None, "Prometheus could not scrape it (up is 0)")
         age_s = now_s - replica.scraped_s
         if age_s > max(STALE_S, LATE_FACTOR * replica.every_s):
-            return Look(replica.name, now_s, None, f"Prometheus last scraped it {age_s:,.0f} s ago")
-        return replica.look or Look(replica.name, now_s, None, "not read yet")
+            why = f"Prometheus last scraped it {age_s:,.0f} s ago"
+            return Look(replica.name, now_s + self._skew_s, None, why)
+        return replica.look or Look(replica.name, scraped_s, None, "not read yet")
 
     # --- asking ---
 
@@ -219,16 +235,15 @@ class PrometheusSource:
 
     async def _ask(self, promql: str, time_s: float) -> tuple[Series, ...]:
         series, warnings = await self._api.query(promql, time_s)
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *warnings)))
+        for warning in warnings:
+            if warning not in self._warned and len(self._warned) < MOST_WARNINGS:
+                self._warned.add(warning)
+                self._on_warning(warning)
         return series
-
-    def _all_failed(self, error: str, now_s: float) -> tuple[Look, ...]:
-        names = sorted(replica.name for replica in self._replicas.values()) or [self._api.base]
-        return tuple(Look(name, now_s, None, error) for name in names)
 
     def _why_none(self) -> str:
         what = f" that matches {{{self._selector}}}" if self._selector else " of a known engine"
-        return f"Prometheus answers, and has no target{what}"
+        return f"answers, and has no target{what}"
 
 
 def name_of(labels: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from tests.telemetry.prometheus_server import NEEDS_PROMTOOL
+from ullage.cli.watch_code import add_arguments
 from ullage.telemetry.dialects.table import DIALECTS
 from ullage.telemetry.promql_text import metrics_in
 from ullage.watch.code.alerts import ABSENT, ALERTS, IMPOSSIBLE, keys_in
@@ -115,3 +117,38 @@ def test_a_file_carries_labels_cause_and_remedy() -> None:
 )
 def test_durations_are_prometheus(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_every_alert_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `Ullage")]
+    sets = [ruleset_of(dialect) for dialect in DIALECTS]
+    expected = []
+    for alert in EVERY:
+        having = {
+            rules.dialect.title: one
+            for rules in sets
+            for one in rules.alerts
+            if one.alert.name == alert.name
+        }
+        one = next(iter(having.values()))
+        lacking = [rules.dialect.title for rules in sets if rules.dialect.title not in having]
+        whose = ", ".join(having)
+        if not lacking:
+            whose = "all"
+        elif len(lacking) <= len(having):
+            whose = f"all but {', '.join(lacking)}"
+        hold = duration(one.hold_s) if one.hold_s else "at once"
+        link = f"[{alert.rule}](rules/{alert.rule}.md)"
+        expected.append(f"| `{alert.name}` | {link} | {one.severity} | {hold} | {whose} |")
+    assert rows == expected
+
+
+def test_every_flag_of_the_words_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text()
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for action in parser._actions:
+        assert f"| `{action.option_strings[0]} " in text
+        for choice in action.choices or ():
+            assert f"`{choice}`" in text
