@@ -165,6 +165,53 @@ def test_who_answers_is_what_it_told_then_what_its_labels_say() -> None:
     assert identity.settings == {**told.settings, "z": "1"}
 
 
+def lora(running: str, waiting: str, when: float) -> str:
+    labels = f'max_lora="4",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"vllm:lora_requests_info{{{labels}}} {when}\n"
+
+
+def test_adapters_that_come_and_go_leave_the_pages_shape_alone() -> None:
+    before, after = "vllm:num_requests_running 3\n", "vllm:num_requests_waiting 4\n"
+    reading._PLANS.clear()
+    blocks = ["", lora("a", "", 1.0), lora("a", "", 1.0) + lora("b,c", "d", 2.0)]
+    for block, names in zip(blocks, [(), ("a",), ("a", "b", "c", "d")], strict=True):
+        snapshot = read(before + block + after)
+        assert snapshot.gauges == {"running": 3.0, "waiting": 4.0}
+        assert snapshot.identity.adapters == names
+    assert len(reading._PLANS) == 1
+    # Last on the page, first on it, apart, and cut off.
+    assert read(before + lora("z", "", 1.0)).identity.adapters == ("z",)
+    assert read(lora("z", "", 1.0) + before).identity.adapters == ("z",)
+    apart = read(lora("y", "", 1.0) + before + lora("z", "", 1.0) + after)
+    assert apart.identity.adapters == ("y", "z")
+    assert apart.gauges == {"running": 3.0, "waiting": 4.0}
+    assert "unfinished" in read(before + after + lora("z", "", 1.0)[:-9]).dropped
+    assert read(before + block, Told(adapters=("told",))).identity.adapters == ("told",)
+
+
+def test_texts_of_labels_are_short_and_harmless() -> None:
+    evil = "\x1b[31m" + "x" * 5000
+    snapshot = read(
+        f'vllm:cache_config_info{{block_size="16",flag="{evil}"}} 1\n'
+        f'vllm:num_requests_running{{model_name="{evil}"}} 1\n'
+        f'vllm:request_success_total{{finished_reason="{evil}"}} 2\n'
+        + lora(evil, "", 1.0)
+    )  # fmt: skip
+    who = snapshot.identity
+    texts = [*who.models, *who.adapters, *who.settings.values()]
+    texts += snapshot.labelled["finished_by_reason"]
+    assert len(texts) == 5
+    assert all(text.isprintable() and len(text) <= 200 for text in texts)
+
+
+def test_a_label_with_too_many_values_is_no_field() -> None:
+    lines = [f'vllm:request_success_total{{finished_reason="{i}"}} 1' for i in range(2000)]
+    snapshot = read("\n".join(lines) + "\n")
+    assert "2,000 values of finished_reason" in snapshot.absent["finished_by_reason"]
+    names = [f'vllm:num_requests_running{{model_name="{i}"}} 1' for i in range(2000)]
+    assert len(read("\n".join(names) + "\n").identity.models) == 1000
+
+
 # --- absence, and numbers that cannot be ---
 
 

@@ -67,8 +67,8 @@ class Rows:
     beyond: int
 
     def digest(self) -> bytes:
-        """16 bytes that tell this page's keys from any others."""
-        return hashlib.blake2b(b"\n".join(self.keys), digest_size=16).digest()
+        """Bytes that tell this page's keys from any others."""
+        return hashlib.sha256(b"\n".join(self.keys), usedforsecurity=False).digest()
 
 
 @dataclass(frozen=True, slots=True)

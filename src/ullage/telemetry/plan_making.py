@@ -36,6 +36,9 @@ from ullage.telemetry.steps import (
 
 Place = tuple[int, Labels]
 MOST_DIGITS = 18  # more bytes than that no machine has; a label may say anything
+MOST_CHARS = 200
+MOST_TEXTS = 1000
+"""Texts of labels that are kept of one page: models, adapters, entries of a field."""
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count", "_created")
 STARTED = Metric("process_start_time_seconds", combine="max")
 
@@ -105,7 +108,7 @@ class Places:
         settings: dict[str, str] = {}
         for name in info.settings:
             for _, labels in self._found.get(name, ())[:1]:
-                settings.update(labels)
+                settings.update((shown(label), shown(text)) for label, text in labels)
         for label in (info.engine_label, info.model_label):
             settings.pop(label, None)
         version = ""
@@ -125,20 +128,20 @@ class Places:
         if not label:
             return ()
         texts = {
-            text
+            shown(text)
             for name in names
             for _, labels in self._found.get(name, ())
             for named, text in labels
             if named == label and text
         }
-        return tuple(sorted(texts))
+        return tuple(sorted(texts)[:MOST_TEXTS])
 
     def _adapters(self, info: Info) -> tuple[str, ...]:
         if not info.adapters:
             return ()
         metric, labels = info.adapters
-        texts = [text for label in labels for text in self._texts([metric], label)]
-        return tuple(sorted({name for text in texts for name in text.split(",") if name}))
+        found = self._found.get(metric, ())
+        return adapter_names([named for _, named in found], labels)
 
 
 class _Maker:
@@ -258,9 +261,11 @@ class _Maker:
         for row, labels in self._places.of(metric.name, metric.where):
             entry = dict(labels).get(metric.by)
             if entry is not None:
-                found.setdefault(entry, []).append(row)
+                found.setdefault(shown(entry), []).append(row)
         if not found:
             raise Unknown(f"{metric.name} has no label {metric.by}")
+        if len(found) > MOST_TEXTS:
+            raise Unknown(f"{metric.name} has {len(found):,} values of {metric.by}")
         return ByLabel(metric, tuple((entry, self._taken(rows)) for entry, rows in found.items()))
 
     def _buckets(self, metric: Metric) -> Buckets:
@@ -302,6 +307,21 @@ class _Maker:
 
 _GAUGES, _COUNTERS = frozenset(GAUGES), frozenset(COUNTERS)
 _LABELLED, _HISTOGRAMS = frozenset(LABELLED), frozenset(HISTOGRAMS)
+
+
+def shown(text: str) -> str:
+    """A label's text as anything may show it: short, without what a terminal would act on."""
+    text = text[:MOST_CHARS]
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def adapter_names(series: Iterable[Labels], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that these labels list by commas, sorted."""
+    texts = {text for named in series for label, text in named if label in labels}
+    names = {shown(name) for text in texts for name in text.split(",") if name}
+    return tuple(sorted(names)[:MOST_TEXTS])
 
 
 def _metric(source: Source) -> Metric:

@@ -10,10 +10,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ullage.telemetry.dialects.source import Info
+from ullage.telemetry.dialects.table import DIALECTS
 from ullage.telemetry.exposition import Dropped, Rows, Settled, rows_of, settled
 from ullage.telemetry.identify import identify
 from ullage.telemetry.plan import Fact, Plan, Steps
-from ullage.telemetry.plan_making import HISTOGRAM_PARTS, plan_of
+from ullage.telemetry.plan_making import HISTOGRAM_PARTS, adapter_names, plan_of
 from ullage.telemetry.snapshot import (
     COUNTERS,
     GAUGES,
@@ -55,6 +57,7 @@ def snapshot_of(body: bytes, *, time_s: float, told: Told = NOTHING_TOLD) -> Sna
     Raises nothing: of a page that is no exposition, or that no dialect knows, everything is absent
     with the reason, and `identity.engine` is "".
     """
+    body, changing = _parted(body)
     rows = rows_of(body)
     cut_short = rows.truncated > 0 or rows.beyond > 0
     key: _Key = (rows.digest(), told.engine, cut_short, frozenset())
@@ -62,20 +65,49 @@ def snapshot_of(body: bytes, *, time_s: float, told: Told = NOTHING_TOLD) -> Sna
     if plan is not None:
         _PLANS.move_to_end(key)
         try:
-            return _snapshot(plan, rows, time_s, told)
+            return _snapshot(plan, rows, changing, time_s, told)
         except ValueError:
             pass  # a value that is no number: its line is dropped below
     found = settled(rows)
     if not found.plain:
         key = (found.rows.digest(), told.engine, cut_short, found.damaged)
         plan = _PLANS.get(key)
-    elif plan is None:
-        plan = _PLANS.get(key)
     if plan is None:
         plan = _PLANS[key] = _plan(found, told.engine, cut_short)
         if len(_PLANS) > MOST_PLANS:
             _PLANS.popitem(last=False)
-    return _snapshot(plan, found.rows, time_s, told)
+    return _snapshot(plan, found.rows, changing, time_s, told)
+
+
+# Metrics that are read for their labels alone, which change as a server runs.
+_CHANGING = tuple(
+    sorted({dialect.info.adapters[0] for dialect in DIALECTS if dialect.info.adapters})
+)
+
+
+def _parted(body: bytes) -> tuple[bytes, bytes]:
+    """The page without the block of lines whose labels change, and that block.
+
+    A page whose lines of this metric do not stand together stays whole.
+    """
+    for name in _CHANGING:
+        mark = f"\n{name}{{".encode()
+        start = body.find(mark)
+        if start < 0 or body.startswith(mark[1:]):
+            continue
+        end = body.find(b"\n", body.rfind(mark) + 1)
+        block = body[start:end]
+        if end >= 0 and block.count(b"\n") == block.count(mark):
+            return body[:start] + body[end:], block[1:] + b"\n"
+    return body, b""
+
+
+def _adapters(changing: bytes, info: Info) -> tuple[str, ...]:
+    """Names by commas in the labels of the block's lines; sorted."""
+    if not changing or info.adapters is None:
+        return ()
+    found = settled(rows_of(changing)).series
+    return adapter_names([series.labels for series in found if series], info.adapters[1])
 
 
 _Key = tuple[bytes, str, bool, frozenset[str]]
@@ -113,7 +145,7 @@ def _family(name: str) -> frozenset[str]:
     return frozenset({name, base, *(base + ending for ending in HISTOGRAM_PARTS)})
 
 
-def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
+def _snapshot(plan: Plan, rows: Rows, changing: bytes, time_s: float, told: Told) -> Snapshot:
     read = plan.read(rows.values)
     sources, absent = plan.steps.sources, plan.steps.absent
     approximate = plan.steps.approximate
@@ -124,7 +156,7 @@ def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
     dropped = Dropped(rows.truncated, plan.malformed, plan.duplicates, rows.beyond)
     return Snapshot(
         time_s=time_s,
-        identity=_identity(plan, told, read.facts),
+        identity=_identity(plan, changing, told, read.facts),
         gauges=read.gauges,
         counters=read.counters,
         labelled=read.labelled,
@@ -136,8 +168,11 @@ def _snapshot(plan: Plan, rows: Rows, time_s: float, told: Told) -> Snapshot:
     )
 
 
-def _identity(plan: Plan, told: Told, facts: Mapping[Fact, float]) -> Identity:
+def _identity(plan: Plan, changing: bytes, told: Told, facts: Mapping[Fact, float]) -> Identity:
     page = plan.identity
+    adapters = told.adapters
+    if not adapters and plan.dialect is not None:
+        adapters = _adapters(changing, plan.dialect.info) or page.adapters
     return Identity(
         engine=plan.dialect.engine if plan.dialect else "",
         version=told.version or page.version,
@@ -146,7 +181,7 @@ def _identity(plan: Plan, told: Told, facts: Mapping[Fact, float]) -> Identity:
         block_size=_whole(facts.get("block_size")),
         num_blocks=_whole(facts.get("num_blocks")),
         num_engines=page.num_engines,
-        adapters=told.adapters or page.adapters,
+        adapters=adapters,
         settings={**page.settings, **told.settings} if told.settings else page.settings,
         started_s=told.started_s if told.started_s is not None else facts.get("started_s"),
     )
