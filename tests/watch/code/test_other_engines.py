@@ -91,7 +91,7 @@ def lmdeploy(kv: Values, waiting: Values, tokens: Values, ended: Values) -> dict
         f"lmdeploy:num_requests_waiting{{{mine}}}": waiting,
         f"lmdeploy:prompt_tokens_total{{{mine}}}": tokens,
         f"lmdeploy:generation_tokens_total{{{mine}}}": tokens,
-        f'lmdeploy:request_success_total{{{mine},finished_reason="stop"}}': ended,
+        f"lmdeploy:e2e_request_latency_seconds_count{{{mine}}}": ended,
     }
 
 

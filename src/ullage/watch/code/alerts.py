@@ -128,9 +128,10 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "UllageKVCacheNearFull",
         "W001",
-        f"min_over_time($kv_used_ratio[$short]) >= {memory.NEARLY_FULL:g}",
+        # The mean: a preemption leaves room for the length of a scrape.
+        f"avg_over_time($kv_used_ratio[$short]) >= {memory.NEARLY_FULL:g}",
         "short",
-        f"{WHO}: at least {PERCENT} of the KV cache is held",
+        f"{WHO}: {PERCENT} of the KV cache is held",
     ),
     Alert(
         "UllageKVCacheFilling",
@@ -210,7 +211,7 @@ ALERTS: tuple[Alert, ...] = (
         f"{WHO}: requests run and no token comes",
         # A long prompt's chunks take blocks before its first token is counted.
         also=(
-            "and $prompt_tokens_soon == 0",
+            "unless $prompt_tokens_soon > 0",
             "unless changes($kv_used_ratio[$short]) > 0",
         ),
     ),
