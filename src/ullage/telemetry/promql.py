@@ -275,13 +275,20 @@ def pages_of(
 
 
 def _line(labels: Mapping[str, str], value: str, target: Mapping[str, str]) -> str:
-    inner = ",".join(
-        f"{name.removeprefix('exported_') if name.removeprefix('exported_') in target else name}"
-        f"={quoted(text)}"
+    inner = [
+        f'{name if name[:9] != "exported_" else _own(name, target)}="{text}"'
+        if '"' not in text and "\\" not in text and "\n" not in text
+        else f"{_own(name, target)}={quoted(text)}"
         for name, text in labels.items()
-        if name != "__name__" and name not in target
-    )
-    return f"{labels['__name__']}{{{inner}}} {value}"
+        if name not in target and name != "__name__"
+    ]
+    return f"{labels['__name__']}{{{','.join(inner)}}} {value}"
+
+
+def _own(name: str, target: Mapping[str, str]) -> str:
+    """What the engine called a label whose name the target has, too."""
+    own = name.removeprefix("exported_")
+    return own if own in target else name
 
 
 def _without_name(labels: Mapping[str, str]) -> dict[str, str]:
