@@ -52,6 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'NAME: VALUE'",
         help="sent to it with every question, for example 'X-Scope-OrgID: team'",
     )
+    where.add_argument(
+        "--k8s",
+        metavar="NAMESPACE/SELECTOR",
+        help="find pods by their labels, for example llm/app=vllm, and join their state",
+    )
+    where.add_argument("--k8s-context", metavar="NAME", help="that context of the kubeconfig")
+    where.add_argument(
+        "--k8s-port",
+        metavar="PORT",
+        help="where engines answer in their pods: a number, or a container port's name (default: "
+        "found by trying)",
+    )
     where.add_argument("--model", metavar="MODEL", help="to tell KV bytes where no engine does")
     where.add_argument("--api-key", help="sent as a bearer token to what is asked")
     how = parser.add_argument_group("how")
@@ -98,12 +110,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _require_meant(args: argparse.Namespace) -> None:
     """Raise BadUsage for flags that contradict each other or would do nothing."""
-    ways = [bool(args.urls), args.prometheus is not None]
+    ways = [bool(args.urls), args.prometheus is not None, args.k8s is not None]
     if sum(ways) != 1:
         raise BadUsage(
             "nothing to watch" if not any(ways) else "more than one way to find replicas",
-            expected="URLs, or --prometheus URL",
+            expected="URLs, or --prometheus URL, or --k8s NAMESPACE/SELECTOR",
         )
+    for flag, value in (("--k8s-context", args.k8s_context), ("--k8s-port", args.k8s_port)):
+        if value is not None and args.k8s is None:
+            raise BadUsage("there is no cluster", field=flag, expected="--k8s with it")
     if args.prometheus_selector is not None and args.prometheus is None:
         raise BadUsage("it selects from nothing", field="--prometheus-selector",
                        expected="--prometheus with it")  # fmt: skip
@@ -114,6 +129,9 @@ def _require_meant(args: argparse.Namespace) -> None:
         raise BadUsage("there is nothing to do", field="--yes", expected="--act with it")
     if args.act is not None and args.prometheus is not None:
         raise BadUsage("what Prometheus knows is late, and its names are no addresses",
+                       field="--act", expected="URLs")  # fmt: skip
+    if args.act is not None and args.k8s is not None:
+        raise BadUsage("it acts on addresses, and pods are called by their names",
                        field="--act", expected="URLs")  # fmt: skip
     for name in ("api_key", "listen_api_key"):
         value = getattr(args, name)
@@ -189,7 +207,10 @@ def _exit_code(sight: Sight, fail_on: str) -> int:
 
 def _source(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
     """What is asked, by the flags. Raises BadInput for what cannot be asked, or sized."""
-    source = _prometheus(args, stack) if args.prometheus is not None else _direct(args, stack)
+    if args.k8s is not None:
+        source = _kubernetes(args, stack)
+    else:
+        source = _prometheus(args, stack) if args.prometheus is not None else _direct(args, stack)
     if args.model is None:
         return source
     from ullage.anatomy import load
@@ -204,6 +225,26 @@ def _direct(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
     from ullage.telemetry.scrape import DirectSource
 
     source = DirectSource(args.urls, interval_s=args.interval, api_key=args.api_key)
+    stack.push_async_callback(source.close)
+    return source
+
+
+def _kubernetes(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
+    import os
+
+    from ullage.telemetry.pods import port_of, selection_of
+
+    selection = selection_of(args.k8s)
+    port = "" if args.k8s_port is None else port_of(args.k8s_port)
+    with _installed():
+        from ullage.telemetry.kubernetes import Cluster, config_of
+    from ullage.watch.pods import PodSource
+
+    cluster = Cluster(config_of(os.environ, args.k8s_context or ""))
+    stack.push_async_callback(cluster.close)
+    source = PodSource(
+        cluster, selection, interval_s=args.interval, api_key=args.api_key, port=port
+    )
     stack.push_async_callback(source.close)
     return source
 

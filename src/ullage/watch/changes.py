@@ -1,4 +1,4 @@
-"""What is different about a replica that is not load: its flags, its version, its model, adapters.
+"""What is different about a replica that is not load: flags, version, model, adapters, its pod.
 
 Holds the comparison of identities over time. That a process began anew is `history.py`'s.
 """
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from ullage.telemetry.snapshot import Identity
 from ullage.watch.view import Change
 
+POD_FACTS = ("image", "revision", "uid", "node", "ready", "restarts")
+"""Of `View.pod`, what tells of a deployment, or of what was done to a replica."""
 MAX_CHANGES = 64
 """The latest are kept; a setting that changes all the time says no more after that."""
 
@@ -26,8 +28,15 @@ class Known:
         if identity == self._last:
             return
         self._last = identity
+        self._note(_facts_of(identity), time_s)
+
+    def take_pod(self, pod: Mapping[str, str], time_s: float) -> None:
+        """The same of what Kubernetes says of the replica's pod."""
+        self._note({f"pod {what}": pod[what] for what in POD_FACTS if what in pod}, time_s)
+
+    def _note(self, facts: Mapping[str, str], time_s: float) -> None:
         found = []
-        for what, after in _facts_of(identity).items():
+        for what, after in facts.items():
             before = self._facts.get(what)
             self._facts[what] = after
             if before is not None and before != after:

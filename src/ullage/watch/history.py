@@ -71,6 +71,8 @@ class History:
         """Take one look. The same look again is ignored; an answer of before the last one begins
         the history anew. The times of failures are compared with nothing: another clock may have
         told them."""
+        if look.pod is not None and look.pod != self._pod:
+            self._known.take_pod(look.pod, look.time_s)
         if (look.pod, look.error) != (self._pod, self._error):
             self._pod, self._error, self._view = look.pod, look.error, None
         if look.snapshot is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ullage.telemetry.kv_bytes import ModelBytes
 from ullage.telemetry.scrape import Look
+from ullage.watch.watcher import PartlyKnown
 
 if TYPE_CHECKING:
     from ullage.anatomy.spec import Anatomy
@@ -25,7 +26,13 @@ class ModelledSource:
 
     async def look(self) -> tuple[Look, ...]:
         """The source's looks."""
+        try:
+            return self._told(await self._source.look())
+        except PartlyKnown as raised:
+            raise PartlyKnown(str(raised), self._told(raised.looks)) from raised
+
+    def _told(self, looks: tuple[Look, ...]) -> tuple[Look, ...]:
         return tuple(
             look if look.snapshot is None else replace(look, snapshot=self._bytes.of(look.snapshot))
-            for look in await self._source.look()
+            for look in looks
         )

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from ullage.errors import UllageError
 from ullage.telemetry.scrape import Clock, Look
 from ullage.watch.history import History
 from ullage.watch.incidents import Incidents
@@ -23,8 +24,19 @@ STUCK_S = 60.0
 GONE = "its source no longer names it"
 
 
+class PartlyKnown(Exception):
+    """A source could not learn which replicas there are: `looks` are of those known last."""
+
+    def __init__(self, why: str, looks: tuple[Look, ...]) -> None:
+        super().__init__(why)
+        self.looks = looks
+
+
 class Source(Protocol):
-    """Where looks come from: one for each replica that is known, whatever became of it."""
+    """Where looks come from: one for each replica that is known, whatever became of it.
+
+    Raises PartlyKnown where there are looks all the same.
+    """
 
     async def look(self) -> tuple[Look, ...]: ...
 
@@ -57,8 +69,12 @@ class Watcher:
         try:
             async with asyncio.timeout(STUCK_S + self._interval_s):
                 looks = await self._source.look()
+        except PartlyKnown as raised:
+            error, looks = str(raised), raised.looks
         except Exception as raised:  # whatever a source runs into, watching goes on and says so
-            error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
+            error = str(raised) or type(raised).__name__
+            if str(raised) and not isinstance(raised, UllageError):
+                error = f"{type(raised).__name__}: {raised}"
             now_s = self._clock.now()
             looks = tuple(Look(url, now_s, None, error) for url in self._histories)
         time_s = self._clock.now()

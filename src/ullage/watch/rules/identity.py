@@ -11,12 +11,15 @@ from ullage.watch.rule import Rule, Subject
 from ullage.watch.rules.facts import Lacking, answer_of, answering
 from ullage.watch.view import RECENT_S, Change
 
-EVERYDAY = frozenset({"adapters", "num_blocks"})
-"""Adapters are loaded and dropped in service; blocks differ a little from start to start."""
+EVERYDAY = frozenset({"adapters", "num_blocks", "pod ready", "pod restarts", "pod uid", "pod node"})
+"""Adapters are loaded and dropped in service; blocks differ a little from start to start; a pod
+may be started anew, or elsewhere, with all as it was."""
 WAYS = {
     "models": "It serves another model",
     "engine": "It is another engine",
     "version": "It runs another version",
+    "pod image": "Its pod runs another image",
+    "pod revision": "Its pod is of another revision",
 }
 
 
