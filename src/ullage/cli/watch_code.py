@@ -6,14 +6,12 @@ Holds flags and the writing of one file, whole or not at all. What is written is
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ullage.errors import BadUsage
+from ullage.findings.written import write_whole
 
 if TYPE_CHECKING:
     from ullage.telemetry.dialects.source import Dialect
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         sys.stdout.write(text)
     else:
-        _write(Path(args.out), text)
+        write_whole(args.out, text, field="--out")
         print(f"wrote {args.out}", file=sys.stderr)
     return 0
 
@@ -119,24 +117,6 @@ def _scope(args: argparse.Namespace) -> Scope:
         raise BadUsage("its replicas are told apart by url", field="--by",
                        expected=f"another --engine than {EXPORTER}")  # fmt: skip
     return Scope(selector_of(args.selector or "", "--selector"), args.by or _labels(BY))
-
-
-def _write(final: Path, text: str) -> None:
-    """The file, whole or not at all. Raises BadUsage where it cannot be written."""
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.part") if final.name else final
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(final)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a usable path"
-        raise BadUsage(
-            f"cannot be written ({reason})", file=final, field="--out",
-            expected="a path that can be written",
-        ) from error  # fmt: skip
-    finally:
-        if temporary != final:
-            with suppress(OSError, ValueError):
-                temporary.unlink(missing_ok=True)
 
 
 def _labels(text: str) -> tuple[str, ...]:

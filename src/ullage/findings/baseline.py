@@ -7,14 +7,13 @@ by numbers, so that it stays known when a figure moves.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ullage.errors import BadInput, BadUsage
+from ullage.errors import BadInput
 from ullage.findings.finding import Finding
+from ullage.findings.written import write_whole
 
 SCHEMA = "ullage.baseline/1"
 MAX_BYTES = 4 << 20
@@ -113,19 +112,5 @@ def write_baseline(path: str, findings: Sequence[Finding]) -> int:
         if f.state == "fired"
     ]
     text = json.dumps({"schema": SCHEMA, "accepted": entries}, indent=1) + "\n"
-    final = Path(path)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.part") if final.name else final
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(final)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a usable path"
-        raise BadUsage(
-            f"cannot be written ({reason})", file=path, field="--write-baseline",
-            expected="a path that can be written",
-        ) from error  # fmt: skip
-    finally:
-        if temporary != final:
-            with suppress(OSError, ValueError):
-                temporary.unlink(missing_ok=True)
+    write_whole(path, text, field="--write-baseline")
     return len(entries)

@@ -1,0 +1,35 @@
+"""A text file that is written whole or not at all.
+
+Holds the one function. What is in the file is its callers'.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from ullage.errors import BadUsage
+
+
+def write_whole(path: str | Path, text: str, *, field: str) -> None:
+    """Write under a temporary name beside `path`, then rename. `field` is the flag that named it.
+
+    Raises:
+        BadUsage: it cannot be written; what was there before is untouched.
+    """
+    final = Path(path)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.part") if final.name else final
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(final)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a usable path"
+        raise BadUsage(
+            f"cannot be written ({reason})", file=path, field=field,
+            expected="a path that can be written",
+        ) from error  # fmt: skip
+    finally:
+        if temporary != final:
+            with suppress(OSError, ValueError):
+                temporary.unlink(missing_ok=True)
