@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ullage.watch.web import documents
+from ullage.watch.web import documents, numbers
 from ullage.watch.web.feed import Feed
 from ullage.watch.web.gate import LOGIN, Gate, login_page
 
@@ -112,7 +112,7 @@ async def _history(request: Request) -> Response:
         return _bad("since: Unix time in seconds")
     series = feed.past.fleet
     absent: dict[str, str] = {}
-    partial = {} if feed.round is None else documents.partial_columns(feed.round.totals)
+    partial = {} if feed.round is None else numbers.partial_columns(feed.round.totals)
     asked = request.query_params.get("id", "")
     if asked:
         replica = None if feed.round is None else feed.round.by_id.get(asked)
@@ -121,7 +121,7 @@ async def _history(request: Request) -> Response:
             return _json({"error": "no such replica in the latest round"}, 404)
         assert replica is not None
         series = found
-        absent, partial = documents.absent_columns(replica.figures), {}
+        absent, partial = numbers.absent_columns(replica.figures), {}
     told = documents.history_document(series.since(since), absent, partial)
     return _json({"id": asked, **told})
 

@@ -1,7 +1,7 @@
 """The JSON that the page reads: a round, one replica in full, the past of either.
 
-Pure functions of a Round; every text in them went through `wording.plain`. Unknown numbers are left
-out of a figure, which then says why in `absent`; no end of a range is "inf".
+Pure functions of a Round; every text in them went through `wording.plain`. A single figure is
+`numbers.py`'s.
 """
 
 from __future__ import annotations
@@ -11,27 +11,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ullage.findings.finding import Evidence, Finding, Severity
-from ullage.telemetry.histogram import Quantile
-from ullage.telemetry.snapshot import Gpu, Histograms, Identity
-from ullage.watch.figures import Figures, Spread
+from ullage.telemetry.snapshot import Identity
 from ullage.watch.sight import Incident
-from ullage.watch.totals import Totals
 from ullage.watch.view import Change
 from ullage.watch.web.feed import STATES, Replica, Round, id_of
-from ullage.watch.web.series import CHARTED, NAMES
-from ullage.watch.web.wording import FIGURES, plain, words_of
+from ullage.watch.web.numbers import (
+    Document,
+    all_figures,
+    cell,
+    finite,
+    fleet_figures,
+    gpu_document,
+    number_of,
+    p99,
+    source_of,
+    spread_of,
+)
+from ullage.watch.web.series import NAMES
+from ullage.watch.web.wording import plain, words_of
 
-Document = dict[str, Any]
 MOST_ROWS = 200
 MOST_INCIDENTS = 100
 MOST_EVIDENCE = 24
 MOST_SETTINGS = 300
 MOST_CHANGES = 60
 MOST_NAMES = 40
-FIELD_OF: Mapping[str, Histograms] = {
-    f"{short}_{word}_s": field for short, field in CHARTED for word in ("p50", "p99")
-}
-"""Column of the series → the histogram that it is a quantile of."""
 
 
 def round_document(
@@ -95,13 +99,13 @@ def replica_document(replica: Replica) -> Document:
             "block_size": identity.block_size,
             "num_blocks": identity.num_blocks,
             "num_engines": identity.num_engines,
-            "started_s": _finite(identity.started_s),
+            "started_s": finite(identity.started_s),
         },
         "settings": [[plain(k, 120), plain(v)] for k, v in settings[:MOST_SETTINGS]],
         "num_settings": len(settings),
-        "figures": _all_figures(known),
+        "figures": all_figures(known),
         "absent": _by_reason(known.absent),
-        "gpus": [_gpu(gpu) for gpu in known.gpus[:64]],
+        "gpus": [gpu_document(gpu) for gpu in known.gpus[:64]],
         "pod": [[plain(k, 120), plain(v)] for k, v in sorted((view.pod or {}).items())[:60]],
         "changes": [change_document(c) for c in _latest(view.changes)],
         "findings": [finding_document(f) for f in replica.findings],
@@ -118,7 +122,7 @@ def history_document(
     times, cells = [], []
     for time_s, row in rows:
         times.append(round(time_s, 3))
-        cells.append([_cell(number) for number in row])
+        cells.append([cell(number) for number in row])
     return {
         "columns": list(NAMES),
         "times": times,
@@ -126,30 +130,6 @@ def history_document(
         "absent": dict(absent),
         "partial": dict(partial or {}),
     }
-
-
-def partial_columns(totals: Totals) -> dict[str, tuple[int, int]]:
-    """Column of the fleet's series → (replicas that know it, replicas that answer), where fewer."""
-    of = totals.num_answering
-    known = {name: total.num_replicas for name, total in totals.sums.items()}
-    if totals.kv_used_ratio is not None:
-        known["kv_used_ratio"] = totals.kv_used_ratio.num_replicas
-    for column, field in FIELD_OF.items():
-        if field in totals.spreads:
-            known[column] = totals.spreads[field][1]
-    return {name: (num, of) for name, num in known.items() if name in NAMES and num < of}
-
-
-def absent_columns(figures: Figures) -> dict[str, str]:
-    """Column of the series → why this replica's is not known."""
-    out = {}
-    for column in NAMES:
-        field: str = FIELD_OF.get(column, column)
-        if field in figures.absent and not (
-            column == "kv_used_ratio" and figures.used_ratio is not None
-        ):
-            out[column] = plain(figures.absent[field])
-    return out
 
 
 def incident_document(incident: Incident, latest: Round) -> Document:
@@ -197,15 +177,15 @@ def row_document(replica: Replica) -> Document:
     """What the list shows of a replica: fewer figures, the rules that fired."""
     known = replica.figures
     numbers = ("kv_used_bytes", "kv_total_bytes", "running", "waiting", "preemptions_per_s")
-    figures = {name: _number(known, name) for name in numbers}
+    figures = {name: number_of(known, name) for name in numbers}
     ratio = known.used_ratio
     figures["kv_used_ratio"] = (
         {"absent": plain(known.absent.get("kv_used_ratio", ""))}
         if ratio is None
-        else {"value": ratio, "unit": "ratio", "source": _source(known, "kv_used_ratio")}
+        else {"value": ratio, "unit": "ratio", "source": source_of(known, "kv_used_ratio")}
     )
-    figures["ttft_p99_s"] = _spread(known, "ttft_s", _p99)
-    figures["itl_p99_s"] = _spread(known, "itl_s", _p99)
+    figures["ttft_p99_s"] = spread_of(known, "ttft_s", p99)
+    figures["itl_p99_s"] = spread_of(known, "itl_s", p99)
     evaluated = sum(f.state != "not_evaluable" for f in replica.findings)
     return {
         **_named(replica),
@@ -222,71 +202,6 @@ def row_document(replica: Replica) -> Document:
             for reason, number in known.labelled.get("waiting_by_reason", {}).items()
         },
     }
-
-
-FLEET = (
-    "kv_used_bytes",
-    "kv_free_bytes",
-    "kv_total_bytes",
-    "kv_used_tokens",
-    "kv_total_tokens",
-    "running",
-    "waiting",
-    "preemptions_per_s",
-    "prompt_tokens_per_s",
-    "generation_tokens_per_s",
-    "prefix_hit_ratio",
-)
-
-
-def fleet_figures(totals: Totals) -> Document:
-    """All together. `num` of the replicas that answer know a figure, `of` answer."""
-    of = totals.num_answering
-    none = {"absent": "no replica answers" if of == 0 else "no replica says it"}
-    out: Document = {}
-    for name in FLEET:
-        total = totals.sums.get(name)
-        out[name] = (
-            none
-            if total is None or not math.isfinite(total.value)
-            else {
-                "value": total.value,
-                "unit": FIGURES[name][1],
-                "num": total.num_replicas,
-                "of": of,
-            }
-        )
-    ratio = totals.kv_used_ratio
-    out["kv_used_ratio"] = (
-        none
-        if ratio is None
-        else {
-            "value": ratio.value,
-            "unit": "ratio",
-            "num": ratio.num_replicas,
-            "of": of,
-            "source": "mean of replicas"
-            if totals.basis == "mean of replicas"
-            else f"by {totals.basis}",
-        }
-    )
-    for short, field in CHARTED:
-        both = totals.spreads.get(field)
-        for word in ("p50", "p99"):
-            out[f"{short}_{word}_s"] = (
-                {
-                    "absent": "nothing was observed lately, or buckets differ"
-                    if of
-                    else none["absent"]
-                }
-                if both is None
-                else {
-                    **_quantile(both[0].p50 if word == "p50" else both[0].p99, "s"),
-                    "num": both[1],
-                    "of": of,
-                }
-            )
-    return out
 
 
 def _named(replica: Replica) -> Document:
@@ -380,79 +295,6 @@ def _rules(latest: Round) -> list[Document]:
     return [out[name] for name in sorted(out)]
 
 
-def _all_figures(known: Figures) -> list[Document]:
-    out = []
-    for name, (words, _) in FIGURES.items():
-        if name in known.numbers:
-            out.append({"words": words, **_number(known, name)})
-        elif name in known.spreads:
-            field: Histograms = name  # type: ignore[assignment]
-            for label, pick in (("p50", _p50), ("p99", _p99)):
-                out.append({"words": f"{words}, {label}", **_spread(known, field, pick)})
-        elif name == "time_to_full_s" and known.time_to_full is not None:
-            to_full = known.time_to_full
-            bounds = {"low": _end(to_full.low_s), "high": _end(to_full.high_s)}
-            out.append({"words": words, "unit": "s", **bounds, "source": _source(known, name)})
-        elif name in known.labelled:
-            out.extend(_labelled(known, name, words))
-    return out
-
-
-def _labelled(known: Figures, name: str, words: str) -> list[Document]:
-    source = _source(known, name)
-    unit = FIGURES[name][1]
-    return [
-        {
-            "words": f"{words}: {plain(label, 60)}",
-            "value": _finite(value),
-            "unit": unit,
-            "source": source,
-        }
-        for label, value in list(known.labelled[name].items())[:MOST_NAMES]
-    ]
-
-
-def _p50(spread: Spread) -> Quantile:
-    return spread.p50
-
-
-def _p99(spread: Spread) -> Quantile:
-    return spread.p99
-
-
-def _number(known: Figures, name: str) -> Document:
-    if name not in known.numbers:
-        return {"absent": plain(known.absent.get(name, "the endpoint does not say"))}
-    figure: Document = {
-        "value": known.numbers[name],
-        "unit": FIGURES[name][1] if name in FIGURES else "",
-        "source": _source(known, name),
-    }
-    if name in known.approximate:
-        figure["approximate"] = True
-    return figure
-
-
-def _spread(known: Figures, name: Histograms, pick: Callable[[Spread], Quantile]) -> Document:
-    spread = known.spreads.get(name)
-    if spread is None:
-        return {"absent": plain(known.absent.get(name, "the endpoint does not say"))}
-    return {**_quantile(pick(spread), FIGURES[name][1]), "source": _source(known, name)}
-
-
-def _quantile(quantile: Quantile, unit: str) -> Document:
-    return {
-        "value": _finite(quantile.estimate),
-        "unit": unit,
-        "low": _end(quantile.low),
-        "high": _end(quantile.high),
-    }
-
-
-def _source(known: Figures, name: str) -> str:
-    return plain(known.sources.get(name, ""))
-
-
 def _evidence(evidence: Evidence) -> Document:
     value = evidence.value
     if isinstance(value, float) and not math.isfinite(value):
@@ -462,22 +304,6 @@ def _evidence(evidence: Evidence) -> Document:
         "value": plain(value) if isinstance(value, str) else value,
         "unit": plain(evidence.unit, 40),
         "source": plain(evidence.source),
-    }
-
-
-def _gpu(gpu: Gpu) -> Document:
-    return {
-        "index": plain(gpu.index, 60),
-        "name": plain(gpu.name, 80),
-        "used_bytes": _finite(gpu.used_bytes),
-        "total_bytes": _finite(gpu.total_bytes),
-        "busy_ratio": _finite(gpu.busy_ratio),
-        "sm_clock_hz": _finite(gpu.sm_clock_hz),
-        "max_sm_clock_hz": _finite(gpu.max_sm_clock_hz),
-        "power_watts": _finite(gpu.power_watts),
-        "temperature_celsius": _finite(gpu.temperature_celsius),
-        "throttled_because": [plain(r, 80) for r in gpu.throttled_because[:12]],
-        "xid_errors": _finite(gpu.xid_errors),
     }
 
 
@@ -493,17 +319,3 @@ def _by_reason(absent: Mapping[str, str]) -> list[Document]:
 
 def _latest(changes: Sequence[Change]) -> list[Change]:
     return sorted(changes, key=lambda change: -change.time_s)[:MOST_CHANGES]
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
-
-
-def _end(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
-
-
-def _cell(number: float) -> float | str | None:
-    if number != number:
-        return None
-    return "inf" if math.isinf(number) else float(f"{number:.6g}")
