@@ -19,112 +19,34 @@ WHO = "{{url}}"
 P = "ullage_watch_"
 
 
-def exporter_board(matchers: str = "") -> Board:
-    """Every replica that is watched, whatever its engine, and what the rules say of it."""
-    inner = ",".join(part for part in (CHOSEN, matchers) if part)
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The series that the menus leave; `inner` are the matchers. Makes the board's panels."""
 
-    def of(name: str, *more: str) -> str:
-        return f"{P}{name}{{{','.join((*more, inner))}}}"
+    inner: str
 
-    def lines(title: str, unit: str, name: str, most: float | None = None) -> Panel:
-        return Panel(title, unit, (Query(of(name), WHO),), most=most)
+    def of(self, name: str, *more: str) -> str:
+        return f"{P}{name}{{{','.join((*more, self.inner))}}}"
 
-    def spread(title: str, name: str) -> Panel:
+    def lines(self, title: str, unit: str, name: str, most: float | None = None) -> Panel:
+        return Panel(title, unit, (Query(self.of(name), WHO),), most=most)
+
+    def spread(self, title: str, name: str) -> Panel:
         queries = tuple(
-            Query(of(name, f'q="{q}"', f'bound="{bound}"'), f"{text} {bound} {WHO}")
+            Query(self.of(name, f'q="{q}"', f'bound="{bound}"'), f"{text} {bound} {WHO}")
             for q, text in (("0.5", "p50"), ("0.99", "p99"))
             for bound in ("low", "high")
         )
         return Panel(title, "s", queries, "Both ends of the bucket that holds it.")
 
-    def stat(title: str, unit: str, promql: str) -> Panel:
+    def stat(self, title: str, unit: str, promql: str) -> Panel:
         return Panel(title, unit, (Query(promql, ""),), kind="stat", width=4)
 
-    rows = (
-        Row(
-            "Fleet",
-            (
-                stat("Replicas that answer", "short", f"sum ({of('up')})"),
-                stat("Rules that fire", "short", f"sum ({of('rule_fired')})"),
-                stat("Rules that cannot tell", "short", f"sum ({of('rules_not_evaluable')})"),
-                stat("KV held", "bytes", f"sum ({of('kv_used_bytes')})"),
-                stat("KV free", "bytes", f"sum ({of('kv_free_bytes')})"),
-                stat("Waiting", "short", f"sum ({of('requests_waiting')})"),
-            ),
-        ),
-        Row(
-            "Findings",
-            (
-                Panel(
-                    "Rules that fire",
-                    "short",
-                    (Query(f"{of('rule_fired')} == 1", f"{{{{rule}}}} {WHO}"),),
-                    "ullage explain ID tells what a rule means.",
-                    width=16,
-                ),
-                Panel(
-                    "Incidents, for how long",
-                    "s",
-                    (
-                        Query(
-                            f"time() - {of('incident_start_timestamp_seconds')}",
-                            f"{{{{rule}}}} {WHO}",
-                        ),
-                    ),
-                ),
-            ),
-        ),
-        Row(
-            "KV cache",
-            (
-                lines("KV held", "percentunit", "kv_used_ratio", 1.0),
-                lines("KV bytes held", "bytes", "kv_used_bytes"),
-                lines("KV tokens free", "short", "kv_free_tokens"),
-                Panel(
-                    "Time to full",
-                    "s",
-                    tuple(
-                        Query(of("time_to_full_seconds", f'bound="{bound}"'), f"{bound} {WHO}")
-                        for bound in ("low", "high")
-                    ),
-                ),
-                lines("Room used in held pages", "percentunit", "page_utilization_ratio", 1.0),
-                lines("Prefix hits", "percentunit", "prefix_hit_ratio", 1.0),
-            ),
-        ),
-        Row(
-            "Requests",
-            (
-                lines("Running", "short", "requests_running"),
-                lines("Waiting", "short", "requests_waiting"),
-                Panel(
-                    "Waiting, by reason",
-                    "short",
-                    (Query(f"sum by (reason) ({of('requests_waiting_by_reason')})", "{{reason}}"),),
-                    kind="stacked",
-                ),
-                lines("Preemptions per second", "short", "preemptions_per_second"),
-                lines("Tokens generated per second", "short", "generation_tokens_per_second"),
-                lines("Turned away per second", "short", "rejected_requests_per_second"),
-            ),
-        ),
-        Row(
-            "Latency",
-            (
-                spread("Time to first token", "ttft_seconds"),
-                spread("Time between tokens", "itl_seconds"),
-                spread("In the queue", "queue_seconds"),
-            ),
-        ),
-        Row(
-            "GPUs",
-            (
-                lines("GPU busy", "percentunit", "gpu_busy_ratio", 1.0),
-                lines("GPU clock", "hertz", "gpu_sm_clock_hertz"),
-                lines("GPU memory", "bytes", "gpu_used_bytes"),
-            ),
-        ),
-    )
+
+def exporter_board(matchers: str = "") -> Board:
+    """Every replica that is watched, whatever its engine, and what the rules say of it."""
+    chosen = _Chosen(",".join(part for part in (CHOSEN, matchers) if part))
+    rows = (*_memory_rows(chosen), *_load_rows(chosen))
     chosen_by = f"{P}up{{{matchers}}}" if matchers else f"{P}up"
     return Board(
         uid="ullage-exporter",
@@ -135,6 +57,114 @@ def exporter_board(matchers: str = "") -> Board:
         chosen_by=chosen_by,
         menus=("job", "url"),
         alerts='ALERTS{alertstate="firing",ullage_engine="exporter"}',
+    )
+
+
+def _memory_rows(chosen: _Chosen) -> tuple[Row, ...]:
+    """The fleet, its findings, its KV cache."""
+    return (
+        Row(
+            "Fleet",
+            (
+                chosen.stat("Replicas that answer", "short", f"sum ({chosen.of('up')})"),
+                chosen.stat("Rules that fire", "short", f"sum ({chosen.of('rule_fired')})"),
+                chosen.stat(
+                    "Rules that cannot tell", "short", f"sum ({chosen.of('rules_not_evaluable')})"
+                ),
+                chosen.stat("KV held", "bytes", f"sum ({chosen.of('kv_used_bytes')})"),
+                chosen.stat("KV free", "bytes", f"sum ({chosen.of('kv_free_bytes')})"),
+                chosen.stat("Waiting", "short", f"sum ({chosen.of('requests_waiting')})"),
+            ),
+        ),
+        Row(
+            "Findings",
+            (
+                Panel(
+                    "Rules that fire",
+                    "short",
+                    (Query(f"{chosen.of('rule_fired')} == 1", f"{{{{rule}}}} {WHO}"),),
+                    "ullage explain ID tells what a rule means.",
+                    width=16,
+                ),
+                Panel(
+                    "Incidents, for how long",
+                    "s",
+                    (
+                        Query(
+                            f"time() - {chosen.of('incident_start_timestamp_seconds')}",
+                            f"{{{{rule}}}} {WHO}",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        Row(
+            "KV cache",
+            (
+                chosen.lines("KV held", "percentunit", "kv_used_ratio", 1.0),
+                chosen.lines("KV bytes held", "bytes", "kv_used_bytes"),
+                chosen.lines("KV tokens free", "short", "kv_free_tokens"),
+                Panel(
+                    "Time to full",
+                    "s",
+                    tuple(
+                        Query(
+                            chosen.of("time_to_full_seconds", f'bound="{bound}"'), f"{bound} {WHO}"
+                        )
+                        for bound in ("low", "high")
+                    ),
+                ),
+                chosen.lines(
+                    "Room used in held pages", "percentunit", "page_utilization_ratio", 1.0
+                ),
+                chosen.lines("Prefix hits", "percentunit", "prefix_hit_ratio", 1.0),
+            ),
+        ),
+    )
+
+
+def _load_rows(chosen: _Chosen) -> tuple[Row, ...]:
+    """Requests, latency, devices."""
+    return (
+        Row(
+            "Requests",
+            (
+                chosen.lines("Running", "short", "requests_running"),
+                chosen.lines("Waiting", "short", "requests_waiting"),
+                Panel(
+                    "Waiting, by reason",
+                    "short",
+                    (
+                        Query(
+                            f"sum by (reason) ({chosen.of('requests_waiting_by_reason')})",
+                            "{{reason}}",
+                        ),
+                    ),
+                    kind="stacked",
+                ),
+                chosen.lines("Preemptions per second", "short", "preemptions_per_second"),
+                chosen.lines(
+                    "Tokens generated per second", "short", "generation_tokens_per_second"
+                ),
+                chosen.lines("Turned away per second", "short", "rejected_requests_per_second"),
+            ),
+        ),
+        Row(
+            "Latency",
+            (
+                chosen.spread("Time to first token", "ttft_seconds"),
+                chosen.spread("Time between tokens", "itl_seconds"),
+                chosen.spread("In the queue", "queue_seconds"),
+            ),
+        ),
+        Row(
+            "GPUs",
+            (
+                chosen.lines("GPU busy", "percentunit", "gpu_busy_ratio", 1.0),
+                chosen.lines("GPU clock", "hertz", "gpu_sm_clock_hertz"),
+                chosen.lines("GPU memory", "bytes", "gpu_used_bytes"),
+            ),
+        ),
     )
 
 
