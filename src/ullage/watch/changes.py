@@ -57,5 +57,13 @@ def _facts_of(identity: Identity) -> Mapping[str, str]:
         "num_engines": identity.num_engines if identity.engine else None,
         "adapters": ", ".join(identity.adapters) if identity.models else None,
     }
-    facts.update(identity.settings)
+    facts.update({name: _tidy(text) for name, text in identity.settings.items()})
     return {what: str(value) for what, value in facts.items() if value is not None}
+
+
+def _tidy(text: str) -> str:
+    """A long fraction to six digits (`7.083333333333333` → `7.08333`); anything else as it is."""
+    whole, point, fraction = text.partition(".")
+    if not (point and whole.isdecimal() and fraction.isdecimal() and len(text) > 8):
+        return text
+    return f"{float(text):.6g}"
