@@ -305,9 +305,3 @@ def _line(text: str) -> str:
     """One printable line of at most MOST_CHARS characters."""
     flat = " ".join(text.split())
     return "".join(c if c.isprintable() else " " for c in flat[:MOST_CHARS]).strip()
-
-
-def by_label(namespace: str, *terms: Term) -> Selection:
-    """A Selection that no user wrote."""
-    text = ",".join(f"{term.key}={'|'.join(term.values)}" for term in terms)
-    return Selection(namespace, terms, text)
