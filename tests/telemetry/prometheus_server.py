@@ -142,7 +142,7 @@ def prometheus(
         )
     server = Prometheus(f"http://127.0.0.1:{port}")
     try:
-        server.until(lambda: _ready(server), 15.0, (directory / "log").read_text()[-2000:])
+        server.until(lambda: _ready(server), 60.0, f"ready; see {directory / 'log'}")
         yield server
     finally:
         process.terminate()
