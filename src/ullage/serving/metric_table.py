@@ -44,7 +44,7 @@ GAUGES: Mapping[str, str] = {
     "ullage_kv_cache_total_bytes": "Bytes of all KV blocks.",
     "ullage_kv_page_utilization_ratio": (
         "Tokens held over tokens that the held blocks could hold; NaN while none is held. "
-        "Measured once a second."
+        "Measured at least once a second."
     ),
     "ullage_oldest_request_age_seconds": "Age of the oldest request; NaN while there is none.",
 }

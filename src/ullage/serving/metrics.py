@@ -37,7 +37,9 @@ from ullage.serving.metric_table import (
 
 ENGINE_INDEX = "0"
 LABELS = ("model_name", "engine")
-# Looking at every block of every request takes a while.
+# Looking at every block of every request takes a while: so much of the time at most, and yet once
+# a second.
+UTILIZATION_SHARE = 0.005
 UTILIZATION_EVERY_S = 1.0
 NAN = float("nan")
 Series = TypeVar("Series", Counter, Gauge)
@@ -90,7 +92,7 @@ class EngineMetrics:
             ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
             registry=registry if engine.options.enable_lora else None,
         )
-        self._utilization_s = -UTILIZATION_EVERY_S
+        self._utilization_again_s = 0.0
         self._waits: Mapping[str, int] = {}
         # A gauge that nobody set says 0, which of a pool's bytes or an age is not true.
         self.observe_state(engine)
@@ -156,10 +158,12 @@ class EngineMetrics:
             "ullage_kv_cache_total_bytes": engine.kv.num_bytes,
             "ullage_oldest_request_age_seconds": now_s - min(arrivals) if arrivals else NAN,
         }
-        if not running or now_s - self._utilization_s >= UTILIZATION_EVERY_S:
+        if not running or now_s >= self._utilization_again_s:
             # Of an idle engine at once, of one that has just begun at its next step.
-            self._utilization_s = now_s if running else -UTILIZATION_EVERY_S
             ratio = page_utilization(running, pool)
+            took_s = time.monotonic() - now_s
+            pause_s = min(UTILIZATION_EVERY_S, took_s / UTILIZATION_SHARE) if running else 0.0
+            self._utilization_again_s = now_s + pause_s
             values["ullage_kv_page_utilization_ratio"] = NAN if ratio is None else ratio
         for name, value in values.items():
             self._gauges[name].set(value)

@@ -41,9 +41,10 @@ def run(setting: Setting) -> Result:
     recorded = recorded_lengths(setting.trace)
     lengths = scaled(
         recorded,
-        6 if setting.quick else 32,
+        # Long enough that the server is looked at while it runs, however fast it is.
+        12 if setting.quick else 32,
         mean_prompt=24 if setting.quick else 96,
-        mean_output=6 if setting.quick else 20,
+        mean_output=48 if setting.quick else 20,
         most=1000,
     )
     outcomes = []
