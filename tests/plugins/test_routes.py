@@ -14,6 +14,7 @@ from ullage_vllm import keys, routes
 from ullage_vllm.draining import Draining
 from ullage_vllm.engines import Engines
 
+from tests.plugins import vllm_posts
 from tests.plugins.vllm_core import Client, EngineCore, Request, core_of
 
 KEY = "secret"
@@ -319,11 +320,12 @@ def test_a_drain_refuses_new_requests_and_lets_the_others_end() -> None:
     asyncio.run(refused(Server()))
 
 
-@pytest.mark.parametrize("path", [*sorted(routes.NOT_WORK), "/v1/responses/resp_1/cancel"])
-def test_operators_are_answered_in_a_drain(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(vllm_posts.WORK | vllm_posts.OPERATORS))
+def test_a_drain_refuses_work_on_every_path_of_vllm_and_answers_operators(path: str) -> None:
     server = Server()
     server.draining.begin()
-    assert server.ask("POST", path).status == 200
+    expected = 503 if path in vllm_posts.WORK else 200
+    assert server.ask("POST", path.format(response_id="resp_1")).status == expected
 
 
 def test_websockets_are_refused_as_they_understand_it() -> None:

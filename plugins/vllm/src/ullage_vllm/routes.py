@@ -32,7 +32,8 @@ TOLD_S = 2.5
 
 NOT_WORK = frozenset(
     {
-        *("/abort_requests", "/collective_rpc", "/fault_tolerance/apply", "/ping"),
+        *("/abort_requests", "/inference/v1/abort_requests"),
+        *("/collective_rpc", "/fault_tolerance/apply", "/ping"),
         *("/pause", "/resume", "/sleep", "/wake_up", "/is_scaling_elastic_ep", "/scale_elastic_ep"),
         *("/release_kv_cache_memory", "/reset_encoder_cache", "/reset_mm_cache"),
         *("/reset_prefix_cache", "/start_profile", "/stop_profile", "/weight_checker"),
@@ -42,7 +43,7 @@ NOT_WORK = frozenset(
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     }
 )
-"""Posts that ask nothing of the model (vLLM 0.30 to 0.32); a drain refuses every other one."""
+"""Posts that ask nothing of the model (vLLM 0.30 to 0.33); a drain refuses every other one."""
 
 
 class Refusal(Exception):
