@@ -75,25 +75,41 @@ def viewed(looks: Sequence[Look]) -> View:
 
 @dataclass
 class Kept:
-    """All looks, and the answers among them with whether another process gave them."""
+    """All looks, and of each answer among them whether another process gave it (`other`), and
+    whether its page counts from zero: then, or where any number went back (`anew`)."""
 
     looks: Sequence[Look]
 
     def __post_init__(self) -> None:
         self.answers = [look.snapshot for look in self.looks if look.snapshot]
+        self.other: list[bool] = []
         self.anew: list[bool] = []
         started_s: float | None = None
+        last: dict[object, float] = {}
         for said in self.answers:
             now_s = said.identity.started_s
-            self.anew.append(None not in (now_s, started_s) and now_s != started_s)
+            self.other.append(None not in (now_s, started_s) and now_s != started_s)
             started_s = started_s if now_s is None else now_s
+            numbers: dict[object, float] = {
+                **said.counters,
+                **{
+                    (name, histogram.bounds, at): count
+                    for name, histogram in said.histograms.items()
+                    for at, count in enumerate(histogram.counts)
+                },
+            }
+            fell = any(value < last.get(key, 0.0) for key, value in numbers.items())
+            self.anew.append(self.other[-1] or fell)
+            last = numbers if self.anew[-1] else last | numbers
 
     def between(self, first_s: float, last_s: float) -> range:
         times = [said.time_s for said in self.answers]
         return range(times.index(first_s), times.index(last_s) + 1)
 
-    def rise(self, inside: range, value: Sequence[float | None]) -> float | None:
+    def rise(self, inside: range, name: Counter) -> float | None:
         """Sum of the steps between answers that have it; from zero after a reset."""
+        value = [said.counters.get(name) for said in self.answers]
+        resets = self.other if name == "process_cpu_s" else self.anew
         if value[inside[0]] is None or value[inside[-1]] is None:
             return None
         total = 0.0
@@ -101,12 +117,12 @@ class Kept:
         for one, two in pairwise(there):
             before, after = value[one], value[two]
             assert before is not None and after is not None
-            anew = any(self.anew[one + 1 : two + 1]) or after < before
+            anew = any(resets[one + 1 : two + 1]) or after < before
             total += after if anew else after - before
         return total
 
     def histogram(self, inside: range, name: Histograms) -> Histogram | None:
-        """The same bucket by bucket; all of a histogram is reset when any bucket went back."""
+        """The same bucket by bucket."""
         ends = [self.answers[at].histograms.get(name) for at in (inside[0], inside[-1])]
         if ends[0] is None or ends[1] is None or ends[0].bounds != ends[1].bounds:
             return None
@@ -131,8 +147,7 @@ def check_span(span: Span, kept: Kept, first_s: float, last_s: float) -> None:
         look.snapshot is None and first_s < look.time_s < last_s for look in kept.looks
     )
     for name in COUNTERS:
-        values = [one.counters.get(name) for one in kept.answers]
-        assert span.rises.get(name) == kept.rise(inside, values), name
+        assert span.rises.get(name) == kept.rise(inside, name), name
     for field in HISTOGRAMS:
         found, true = span.histograms.get(field), kept.histogram(inside, field)
         assert (found and (found.bounds, found.counts)) == (true and (true.bounds, true.counts))
@@ -166,7 +181,7 @@ def lives(draw: st.DrawFn) -> list[Look]:
     """Answers and failures in time order: fields come and go, counters restart, bounds change."""
     looks: list[Look] = []
     now_s = START_S
-    count = {"preemptions": 0, "prompt_tokens": 0}
+    count = {"preemptions": 0, "prompt_tokens": 0, "process_cpu_s": 0}
     buckets, bounds = [0, 0, 0], BOUNDS[0]
     started_s: float | None = START_S - 1000
     pace = draw(st.sampled_from([1.0, 5.0, 7.0, 29.0, 200.0]))
@@ -298,6 +313,80 @@ def test_a_restart_counts_from_zero_even_where_the_counter_is_higher_than_before
     )
     last = viewed([answered(before), answered(after)]).last
     assert last and last.rises["prompt_tokens"] == 30 and last.resets == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 999), st.integers(0, 999)),
+        min_size=1,
+        max_size=20,
+    )
+)
+@settings(deadline=None, max_examples=200)
+def test_a_restart_that_any_number_shows_is_one_of_all_whatever_they_counted_since(
+    steps: list[tuple[bool, int, int, int]],
+) -> None:
+    """Truth is a server that counts; of a restart only the fall of its preemptions tells."""
+    has = {"preemptions": 10.0, "prompt_tokens": 10.0, "stop": 10.0, "ttft_s": 10.0}
+    true = dict.fromkeys(has, 0.0)
+    resets, looks = 0, []
+    for at, (restarts, few, many, some) in enumerate([(False, 0, 0, 0), *steps]):
+        gains = {"preemptions": few, "prompt_tokens": many, "stop": some, "ttft_s": some}
+        if restarts and has["preemptions"]:
+            gains["preemptions"] = min(few, int(has["preemptions"]) - 1)
+            has, resets = dict.fromkeys(has, 0.0), resets + 1
+        for name, gain in gains.items():
+            has[name] += gain
+            true[name] += gain
+        counters: dict[Counter, float] = {
+            "preemptions": has["preemptions"],
+            "prompt_tokens": has["prompt_tokens"],
+        }
+        observed = Histogram((math.inf,), (has["ttft_s"],), has["ttft_s"] / 4)
+        said = snapshot(
+            START_S + at,
+            counters=counters,
+            labelled={"finished_by_reason": {"stop": has["stop"]}},
+            histograms={"ttft_s": observed},
+        )
+        looks.append(answered(said))
+    recent = viewed(looks).recent
+    assert recent and recent.resets == resets
+    assert recent.rises == {name: true[name] for name in ("preemptions", "prompt_tokens")}
+    assert recent.labelled_rises == {"finished_by_reason": {"stop": true["stop"]}}
+    expected = Histogram((math.inf,), (true["ttft_s"],), true["ttft_s"] / 4)
+    assert recent.histograms["ttft_s"] == expected
+
+
+def test_a_page_made_anew_in_one_process_does_not_reset_its_cpu_time() -> None:
+    one = Identity(started_s=1.0)
+    looks = [
+        answered(
+            snapshot(
+                START_S + at,
+                counters={"prompt_tokens": tokens, "process_cpu_s": 500.0 + at},
+                identity=one,
+            )
+        )
+        for at, tokens in ((0, 90.0), (5, 30.0))
+    ]
+    last = viewed(looks).last
+    assert last and last.rises == {"prompt_tokens": 30, "process_cpu_s": 5} and last.resets == 1
+
+
+def test_a_rounded_sum_that_trembles_is_no_restart() -> None:
+    looks = [
+        answered(
+            snapshot(
+                START_S + at,
+                counters={"prompt_tokens": 90.0},
+                histograms={"ttft_s": Histogram((math.inf,), (3.0,), total)},
+            )
+        )
+        for at, total in ((0, 0.30000000000000004), (5, 0.3))
+    ]
+    last = viewed(looks).last
+    assert last and last.resets == 0 and last.rises["prompt_tokens"] == 0
 
 
 def test_a_start_time_that_trembles_is_no_restart() -> None:
