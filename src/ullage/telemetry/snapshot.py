@@ -52,7 +52,8 @@ Histograms = Literal[
     "request_max_tokens",
     "request_preemptions",
 ]
-Name = Gauge | Counter | Labelled | Histograms
+Devices = Literal["gpus"]  # the accelerators under an endpoint, in a place of their own
+Name = Gauge | Counter | Labelled | Histograms | Devices
 
 GAUGES: tuple[Gauge, ...] = get_args(Gauge)
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
@@ -86,7 +87,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One accelerator, from DCGM exporter or NVML. None: it does not say. Ratios are 0 to 1."""
+    """One accelerator, from DCGM exporter or NVML. None: it does not say. Ratios are 0 to 1.
+
+    `index` tells it from the others of its host; of a MIG instance it is `GPU/INSTANCE`, with
+    `mig_profile` as the driver names it. `throttled_because` are the driver's reasons for holding
+    the clocks down now, idleness aside. `xid_errors` is the code of the last Xid error, 0 for none,
+    which DCGM goes on telling for ever, whatever was mended since.
+    """
 
     index: str
     name: str = ""
@@ -97,8 +104,16 @@ class Gpu:
     max_sm_clock_hz: float | None = None
     power_watts: float | None = None
     temperature_celsius: float | None = None
-    throttled_because: tuple[str, ...] = ()
+    throttled_because: tuple[str, ...] | None = None
     xid_errors: float | None = None
+    uuid: str = ""
+    mig_profile: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells it from every other device: the index may be another after a reboot."""
+        instance = self.index.partition("/")[2]
+        return f"{self.uuid}/{instance}" if self.uuid else self.index
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,9 @@ class Snapshot:
     arithmetic from which (`kv_cache_usage_perc × kv_cache_size_tokens`); `absent` says for every
     other field of the vocabulary why it is not. `approximate` names fields whose derivation is
     not exact (usage × capacity counts whole pages, not tokens). `dropped` says in words what of
-    the page could not be read, "" when all was.
+    the page could not be read, "" when all was. The page of an engine tells of no GPU: `gpus` are
+    joined by `watch.gpus`, with who told of them in `sources` and why there are none in `absent`,
+    both under `gpus`; neither where nobody was asked.
     """
 
     time_s: float

@@ -35,6 +35,7 @@ SHOWN = {
     "preemptions_per_s": "preemptions",
     "ttft_s": "TTFT",
     "itl_s": "ITL",
+    "gpus": "GPUs",
 }
 """Fields of a card whose absence is noted, as the card calls them."""
 
@@ -207,5 +208,5 @@ def _gpu(gpu: Gpu) -> list[Text]:
         why = ", ".join(cells.clean(one, 40) for one in gpu.throttled_because)
         parts.append(Text(f"throttled: {why}", "bold yellow"))
     if gpu.xid_errors:
-        parts.append(Text(f"Xid {gpu.xid_errors:.0f}", "bold red"))
+        parts.append(Text(f"last Xid {gpu.xid_errors:.0f}", "bold red"))
     return parts

@@ -74,7 +74,7 @@ def replica_document(view: View, figures: Figures) -> dict[str, object]:
         **{name: _labelled(figures.labelled.get(name)) for name in (*LABELLED, FINISHED)},
         **{name: spread_document(figures.spreads.get(name)) for name in SPREADS},
         "unchanged_s": _number(view.unchanged_s) if figures.time_s is not None else None,
-        "gpus": [gpu_document(gpu) for gpu in figures.gpus],
+        "gpus": [gpu_document(gpu) for gpu in figures.gpus] or None,
         "pod": None if view.pod is None else dict(view.pod),
         "changes": [change_document(change) for change in view.changes],
         "dropped": (view.now.dropped or None) if figures.time_s is not None and view.now else None,
@@ -153,7 +153,8 @@ def gpu_document(gpu: Gpu) -> dict[str, object]:
     for name in GPU_FIELDS:
         value = getattr(gpu, name)
         known[name] = _number(value) if isinstance(value, float) else value
-    return {**known, "throttled_because": list(gpu.throttled_because)}
+    because = gpu.throttled_because
+    return {**known, "throttled_because": None if because is None else list(because)}
 
 
 def spread_document(spread: Spread | None) -> dict[str, object] | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ullage.telemetry.gpus import NOBODY_ASKED
 from ullage.telemetry.histogram import Quantile
 from ullage.telemetry.snapshot import GAUGES, Counter, Gauge, Gpu, Histograms, Identity, Snapshot
 from ullage.watch.view import Span, View
@@ -46,6 +47,7 @@ FIELDS: tuple[str, ...] = (
     *LABELLED,
     FINISHED,
     *SPREADS,
+    "gpus",
     "engine",
     "version",
 )
@@ -121,6 +123,7 @@ def figures_of(view: View) -> Figures:
     _prefix_hits(gathering, now, view.recent)
     _labelled(gathering, now, view.recent)
     _spreads(gathering, now, view.recent)
+    _gpus(gathering, now)
     _identity(gathering, now.identity)
     to_full = _time_to_full(gathering, view)
     return Figures(
@@ -243,6 +246,13 @@ def _spreads(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
         else:
             found.spreads[name] = Spread(p50, p99, added.count, recent.seconds)
             found.sources[name] = f"{now.sources.get(name, name)} over {recent.seconds:.3g} s"
+
+
+def _gpus(found: _Gathering, now: Snapshot) -> None:
+    if now.gpus:
+        found.sources["gpus"] = now.sources.get("gpus", "")
+    else:
+        found.absent["gpus"] = now.absent.get("gpus", NOBODY_ASKED)
 
 
 def _identity(found: _Gathering, identity: Identity) -> None:

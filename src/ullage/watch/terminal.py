@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ullage.findings.finding import Finding
 from ullage.pages.words import byte_size, count
+from ullage.telemetry.gpus import UNSOUGHT
 from ullage.watch import cells
 from ullage.watch.alarms import alarms, severity_counts
 from ullage.watch.cards import (
@@ -208,7 +209,7 @@ def _absences(rows: Sequence[Row], width: int) -> list[Text]:
         if one.time_s is None:
             continue
         for name, label in SHOWN.items():
-            if name in one.absent:
+            if name in one.absent and one.absent[name] not in UNSOUGHT:
                 why[one.absent[name]][label] += 1
     found: list[Text] = []
     ranked = sorted(why.items(), key=lambda pair: -max(pair[1].values()))

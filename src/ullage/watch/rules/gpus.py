@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from ullage.findings.answer import Answer, Clear, Fired
 from ullage.findings.finding import Evidence, Severity
+from ullage.telemetry.gpus import NOBODY_ASKED
 from ullage.telemetry.snapshot import Gpu, Snapshot
 from ullage.watch.rule import Rule, Subject
 from ullage.watch.rules.facts import Lacking, answer_of, answering, percent, tidy
@@ -23,7 +24,7 @@ SLOW = 0.5
 
 def _gpus_of(now: Snapshot) -> tuple[Gpu, ...]:
     if not now.gpus:
-        raise Lacking("GPU metrics (DCGM's exporter beside the engine, or NVML)")
+        raise Lacking(f"GPU metrics ({now.absent.get('gpus', NOBODY_ASKED)})")
     return now.gpus
 
 
@@ -38,10 +39,11 @@ def _clocks(subject: Subject) -> Answer:
     told: list[str] = []
     for gpu in gpus:
         clock = _clock_ratio(gpu)
-        reasons = tuple(r for r in gpu.throttled_because if any(h in r.lower() for h in HARMFUL))
-        if gpu.throttled_because:
-            facts.append(Evidence(f"{_called(gpu)} held down by",
-                                  ", ".join(gpu.throttled_because), "", "driver"))  # fmt: skip
+        because = gpu.throttled_because or ()
+        reasons = tuple(r for r in because if any(h in r.lower() for h in HARMFUL))
+        if gpu.throttled_because is not None:
+            facts.append(Evidence(f"{_called(gpu)} held down by", ", ".join(because) or "nothing",
+                                  "", "driver"))  # fmt: skip
         if clock is not None:
             facts.append(Evidence(f"{_called(gpu)} clock", tidy(clock), "of the highest", "driver"))
         if gpu.temperature_celsius is not None and reasons:

@@ -198,7 +198,7 @@ def gpu_document(gpu: Gpu) -> Document:
         "max_sm_clock_hz": finite(gpu.max_sm_clock_hz),
         "power_watts": finite(gpu.power_watts),
         "temperature_celsius": finite(gpu.temperature_celsius),
-        "throttled_because": [plain(r, 80) for r in gpu.throttled_because[:12]],
+        "throttled_because": [plain(r, 80) for r in (gpu.throttled_because or ())[:12]],
         "xid_errors": finite(gpu.xid_errors),
     }
 

@@ -40,6 +40,7 @@ FIGURES: Mapping[str, tuple[str, str]] = {
     "waiting_by_reason": ("waiting by reason", "requests"),
     "sleep_state": ("sleep state", ""),
     "finished_by_reason": ("finished by reason", "requests"),
+    "gpus": ("accelerators", ""),
     "engine": ("engine", ""),
     "version": ("version", ""),
 }
