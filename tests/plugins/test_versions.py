@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import multiprocessing
 import subprocess
 import sys
 from types import ModuleType
@@ -78,6 +79,18 @@ def test_an_unknown_version_is_told_once_and_nothing_is_added(
     assert [record.getMessage() for record in caplog.records] == [
         "ullage steps aside: vLLM 0.41.0 is not one that it knows (0.30 to 0.33)"
     ]
+
+
+def test_a_child_of_the_server_leaves_the_warning_to_its_parent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm_of(monkeypatch, "0.41.0")
+    monkeypatch.setenv("ULLAGE_VLLM", "1")
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    plugin.general()
+    added: list[object] = []
+    plugin.endpoint().attach_router(type("App", (), {"add_middleware": added.append}))
+    assert (added, caplog.records) == ([], [])
 
 
 def test_insides_that_moved_are_told_once_and_stop_no_server(

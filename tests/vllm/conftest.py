@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-SETUP = Path(__file__).parents[2] / "tools" / "vllm_setup.sh"
+if TYPE_CHECKING:
+    from plugin_server import Servers
+
+ROOT = Path(__file__).parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # for what the plugin's tests share: `tests.plugins`
+SETUP = ROOT / "tools" / "vllm_setup.sh"
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +29,15 @@ def vllm_python() -> Path:
     if not python.exists():
         subprocess.run(["bash", str(SETUP)], check=True)
     return python
+
+
+@pytest.fixture(scope="session")
+def launched(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Starts vLLM servers with the plugin, one at a time."""
+    from plugin_server import save_model, servers
+
+    with servers(vllm_python, save_model(tmp_path_factory.mktemp("plugin") / "model")) as started:
+        yield started
 
 
 DEFAULT_SEED = 62_786

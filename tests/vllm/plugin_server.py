@@ -42,10 +42,16 @@ CPU = {
     "TORCHDYNAMO_DISABLE": "1",
 }
 ON = {"ULLAGE_VLLM": "1", "VLLM_PLUGINS": "ullage"}
+DEV = {"VLLM_SERVER_DEV_MODE": "1"}
+TIGHT = ("--num-gpu-blocks-override", "65", "--max-num-seqs", "8")
+"""Room for one request of --max-model-len."""
 LAYERS, KV_HEADS, HEAD_DIM, BYTES = 2, 2, 32, 4
 BYTES_PER_BLOCK = LAYERS * 2 * KV_HEADS * HEAD_DIM * BYTES * BLOCK_SIZE
 """By the configuration alone: keys and values of every layer in float32."""
-START_S = 180
+START_S = 420
+"""A start takes 3 to 30 s; the rest is for a machine that is busy with other things."""
+PATIENCE_S = 90
+"""For what takes a moment on a machine that does nothing else."""
 
 
 def save_model(folder: Path) -> Path:
@@ -78,7 +84,10 @@ class Servers:
     count: int = 0
     running: Server | None = None
 
-    def start(self, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
+    def start(
+        self, flags: Sequence[str], environment: Mapping[str, str], version: str | None = None
+    ) -> Server:
+        """`version`: what vLLM says that it is, where it is to say something else."""
         self.stop()
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -86,9 +95,8 @@ class Servers:
         self.count += 1
         log = self.folder / f"{self.count}.log"
         arguments = ["--model", str(self.model), "--port", str(port), *FLAGS, *flags]
-        pid = self.command(
-            {"arguments": arguments, "log": str(log), "environment": dict(environment)}
-        )["pid"]
+        asked = {"arguments": arguments, "log": str(log), "environment": dict(environment)}
+        pid = self.command({**asked, "version": version})["pid"]
         self.running = server = Server(f"http://127.0.0.1:{port}", pid, log)
         server.await_health()
         return server
@@ -199,7 +207,7 @@ class Server:
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=180, trust_env=False)
 
     def await_health(self) -> None:
         end = time.monotonic() + START_S
@@ -245,6 +253,32 @@ class Server:
     def stream(self, prompt: Sequence[int], max_tokens: int) -> Stream:
         return Stream(self, prompt, max_tokens)
 
+    def pause(self) -> None:
+        """Stop the engine between two steps, with what it runs (VLLM_SERVER_DEV_MODE=1)."""
+        how = {"mode": "keep", "clear_cache": "false"}
+        self.http.post("/pause", params=how).raise_for_status()
+
+    def resume(self) -> None:
+        self.http.post("/resume").raise_for_status()
+
+    def streams(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, first_tokens: int = 1
+    ) -> list[Stream]:
+        """Streams of these prompts that begin together; the engine is paused and has run a little.
+
+        It runs only until the first has told `first_tokens`, so that none of them has ended.
+        """
+        self.pause()
+        before = self.kv()
+        assert before["running"] == before["waiting"] == 0
+        started = [self.stream(prompt, max_tokens) for prompt in prompts]
+        eventually(lambda: self.kv()["waiting"] == len(started))
+        self.resume()
+        eventually(lambda: any(stream.tokens >= first_tokens for stream in started))
+        self.pause()
+        assert not any(stream.ended for stream in started)
+        return started
+
 
 class Stream:
     """A streamed completion that is read in a thread, until it ends or is left."""
@@ -269,7 +303,7 @@ class Stream:
     def _read(self, server: Server, body: dict[str, Any]) -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         with (
-            httpx.Client(base_url=server.url, headers=headers, timeout=120, trust_env=False) as own,
+            httpx.Client(base_url=server.url, headers=headers, timeout=180, trust_env=False) as own,
             own.stream("POST", "/v1/completions", json=body) as answer,
         ):
             self.status = answer.status_code
@@ -291,7 +325,7 @@ class Stream:
         self._left.set()
         self._thread.join(30)
 
-    def wait(self, limit_s: float = 120) -> None:
+    def wait(self, limit_s: float = 180) -> None:
         self._thread.join(limit_s)
         assert not self._thread.is_alive(), "the stream did not end"
 
@@ -303,7 +337,7 @@ def prompt_of(number: int, length: int) -> list[int]:
     ]
 
 
-def eventually(check: Any, limit_s: float = 30) -> Any:
+def eventually(check: Any, limit_s: float = PATIENCE_S) -> Any:
     """Wait until `check()` is true; what it was."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 from typing import Any
 
 from ullage_vllm import versions
@@ -129,7 +130,8 @@ def _known() -> bool:
     from vllm.version import __version__ as version
 
     objection = versions.objection(version)
-    if objection:
+    # Said by the process that the operator started; it loads plugins before its children do.
+    if objection and multiprocessing.parent_process() is None:
         _warn(f"steps aside: {objection}")
     return not objection
 
