@@ -196,6 +196,20 @@ def test_what_kubernetes_says_of_a_pod_is_kept(tmp_path: Path) -> None:
     assert state_in_words(found) == ""
 
 
+def test_since_when_a_pod_is_not_ready_and_until_when_it_may_stay(tmp_path: Path) -> None:
+    since = [{"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-30T04:30:00Z"}]
+    # What the API calls the time of deletion is when the grace (here 30 s) is over.
+    found = told(tmp_path, pod("a", ready=False, conditions=since, deleted="2026-11-30T05:00:00Z"))
+    facts = facts_of(found)
+    assert facts["unready_since"] == "2026-11-30T04:30:00Z"
+    assert facts["terminating_since"] == "2026-11-30T04:59:30Z"
+    assert facts["gone_by"] == "2026-11-30T05:00:00Z"
+    # No condition says so before it has a node; it is not ready since it was made.
+    pending = told(tmp_path, pod("a", phase="Pending", conditions=[UNSCHEDULABLE]))
+    assert facts_of(pending)["unready_since"] == "2026-11-30T04:00:00Z"
+    assert "unready_since" not in facts_of(told(tmp_path, pod("a")))
+
+
 UNSCHEDULABLE = {
     "type": "PodScheduled",
     "status": "False",
@@ -235,7 +249,7 @@ STATES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "it is going": (
         pod("a", ip="10.1.0.7", deleted="2026-11-30T05:00:00Z"),
-        "the pod is terminating since 2026-11-30T05:00:00Z",
+        "the pod is terminating since 2026-11-30T04:59:30Z",
     ),
 }  # fmt: skip
 

@@ -193,7 +193,7 @@ def test_why_a_pod_does_not_answer_comes_with_what_kubernetes_says(tmp_path: Pat
         a, b = await source.look()
         assert a.error.startswith("the pod is not ready: container vllm: CrashLoopBackOff; http://")
         assert "connection refused" in a.error
-        assert b.error.startswith("the pod is terminating since 2026-11-30T05:00:00Z; http://")
+        assert b.error.startswith("the pod is terminating since 2026-11-30T04:59:30Z; http://")
 
     with_source(tmp_path, do)
 
@@ -267,11 +267,28 @@ def test_while_the_api_fails_the_pods_that_are_known_are_watched_on(tmp_path: Pa
             assert "does not let this user list pods" in sight.error
             (view,) = sight.views
             assert view.now and not view.error
+            assert view.pod and view.pod["as_of"].endswith("Z")
             server.refusal = None
             for _ in range(3):
                 sight = await watcher.round()
                 await asyncio.sleep(0.05)
             assert sight.error == ""
+            (view,) = sight.views
+            assert view.pod and "as_of" not in view.pod
+
+    with_source(tmp_path, do)
+
+
+def test_a_loop_that_kubernetes_tells_of_is_a_finding(tmp_path: Path) -> None:
+    crash = {"waiting": {"reason": "CrashLoopBackOff"}}
+
+    async def do(server: ApiServer, source: PodSource) -> None:
+        server.pods = [
+            pod("a", ip="127.0.0.2", ports={"http": 1}, ready=False, state=crash, restarts=7)
+        ]
+        sight = await Watcher(source, INTERVAL_S).round()
+        fired = {one.finding.id for one in sight.judged if one.finding.state == "fired"}
+        assert fired == {"W017", "W025"}
 
     with_source(tmp_path, do)
 

@@ -16,7 +16,8 @@ from ullage.telemetry.snapshot import Identity
 from ullage.watch import watcher as watching
 from ullage.watch.rules.table import RULES
 from ullage.watch.sight import Sight
-from ullage.watch.watcher import GONE, Watcher
+from ullage.watch.view import GONE
+from ullage.watch.watcher import Watcher
 
 URL = "http://replica:8000"
 

@@ -158,4 +158,5 @@ SILENT: Mapping[str, str] = {
     "W022": "hits 45% where two peers have 60%",
     "W023": "1 error in 100 requests",
     "W024": "finish_reason=abort 30% for an hour and now (a completion that typing cancels)",
+    "W025": "a pod that has been loading its weights for 20 minutes",
 }

@@ -221,8 +221,12 @@ def pod_of(resource: PodResource) -> Pod:
         if (port.protocol or "TCP") == "TCP"
     ]
     phase = (status.phase or "") if status else ""
-    ready = bool(status and any(c.type == "Ready" and c.status == "True"
-                                for c in status.conditions or []))  # fmt: skip
+    ready, unready_s = _readiness(status)
+    created_s = _unix(meta.creationTimestamp) if meta else None
+    # What the API calls the time of deletion is its end: grace is in it already
+    # (k8s.io/apimachinery, ObjectMeta.deletionTimestamp).
+    gone_by_s = _unix(meta.deletionTimestamp) if meta else None
+    grace_s = (meta.deletionGracePeriodSeconds or 0) if meta else 0
     return Pod(
         namespace=(meta.namespace or "") if meta else "",
         name=(meta.name or "") if meta else "",
@@ -232,16 +236,26 @@ def pod_of(resource: PodResource) -> Pod:
         phase=phase,
         ready=ready,
         because="" if ready or status is None else _because(status),
+        unready_s=None if ready else created_s if unready_s is None else unready_s,
         restarts=sum(one.restartCount or 0 for one in told),
         last_termination=_last_termination(told),
         image=", ".join(container.image or "" for container in containers)[:MOST_CHARS],
-        created_s=_unix(meta.creationTimestamp) if meta else None,
-        terminating_s=_unix(meta.deletionTimestamp) if meta else None,
+        created_s=created_s,
+        terminating_s=None if gone_by_s is None else gone_by_s - grace_s,
+        gone_by_s=gone_by_s,
         ended_s=_ended_s(phase, status) if status else None,
         labels=dict((meta.labels or {}) if meta else {}),
         annotations=dict((meta.annotations or {}) if meta else {}),
         ports=tuple(ports),
     )
+
+
+def _readiness(status: PodStatus | None) -> tuple[bool, float | None]:
+    """(whether it is ready, since when that is so). No condition says so of one without a node."""
+    for condition in (status.conditions or []) if status else []:
+        if condition.type == "Ready":
+            return condition.status == "True", _unix(condition.lastTransitionTime)
+    return False, None
 
 
 def _because(status: PodStatus) -> str:

@@ -53,8 +53,9 @@ class Selection:
 class Pod:
     """One pod. Times are Unix seconds. "" or None: Kubernetes does not say.
 
-    `because` says why it is not ready, "" when it is; `last_termination` how a container of it
-    last ended, the latest of all. `ports` are the containers' TCP ports by name.
+    `because` says why it is not ready, "" when it is, and `unready_s` since when;
+    `last_termination` how a container of it last ended, the latest of all. It is asked to end at
+    `terminating_s` and killed at `gone_by_s`. `ports` are the containers' TCP ports by name.
     """
 
     namespace: str
@@ -65,11 +66,13 @@ class Pod:
     phase: str = ""
     ready: bool = False
     because: str = ""
+    unready_s: float | None = None
     restarts: int = 0
     last_termination: str = ""
     image: str = ""
     created_s: float | None = None
     terminating_s: float | None = None
+    gone_by_s: float | None = None
     ended_s: float | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -182,14 +185,20 @@ def facts_of(pod: Pod, address: str = "") -> dict[str, str]:
         "phase": pod.phase,
         "ready": "true" if pod.ready else "false",
         "reason": pod.because,
+        "unready_since": _iso(pod.unready_s),
         "restarts": str(pod.restarts),
         "last_termination": pod.last_termination,
         "image": pod.image,
         "revision": next((pod.labels[n] for n in REVISION_LABELS if pod.labels.get(n)), ""),
-        "created": "" if pod.created_s is None else iso(pod.created_s),
-        "terminating_since": "" if pod.terminating_s is None else iso(pod.terminating_s),
+        "created": _iso(pod.created_s),
+        "terminating_since": _iso(pod.terminating_s),
+        "gone_by": _iso(pod.gone_by_s),
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def _iso(time_s: float | None) -> str:
+    return "" if time_s is None else iso(time_s)
 
 
 def iso(time_s: float) -> str:

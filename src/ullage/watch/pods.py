@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ullage.errors import Unreachable
-from ullage.telemetry.pods import Pod, Selection, candidates, facts_of, state_in_words
+from ullage.telemetry.pods import Pod, Selection, candidates, facts_of, iso, state_in_words
 from ullage.telemetry.scrape import Clock, DirectSource, Endpoint, Look
 from ullage.watch.watcher import PartlyKnown
 
@@ -60,6 +60,7 @@ class PodSource:
         self._list_again_s = -math.inf
         self._pods: dict[str, Pod] = {}  # by what they are called
         self._error = ""
+        self._told_s = 0.0
         self._probing = asyncio.Semaphore(PROBES_AT_ONCE)
         self._seeking: dict[str, asyncio.Task[tuple[str, bool]]] = {}  # by uid
         self._urls: dict[str, str] = {}  # by uid
@@ -117,6 +118,7 @@ class PodSource:
             self._error = str(error)
             return False
         self._error = ""
+        self._told_s = self._clock.now()
         self._take(pods)
         return first
 
@@ -184,6 +186,8 @@ class PodSource:
     def _look_of(self, pod: Pod, look: Look | None) -> Look:
         url = self._urls.get(pod.uid, "")
         facts = facts_of(pod, url)
+        if self._error:
+            facts["as_of"] = iso(self._told_s)
         state = state_in_words(pod)
         if not self._asked(pod) or look is None:
             why = state if not pod.runs else self._why_not_asked(pod)

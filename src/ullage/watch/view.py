@@ -17,6 +17,10 @@ PAST_S = 3600.0
 """This replica's own past, which ends where `recent` begins."""
 
 
+GONE = "its source no longer names it"
+"""The error of a replica that is no more: its pod was deleted, it is no target any longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trend:
     """A gauge over a span: of the samples that had it. `slope_per_s` is least squares' or 0."""

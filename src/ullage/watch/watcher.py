@@ -16,12 +16,12 @@ from ullage.watch.history import History
 from ullage.watch.incidents import Incidents
 from ullage.watch.rules.table import judge_all
 from ullage.watch.sight import Sight
+from ullage.watch.view import GONE
 
 FORGET_S = 900.0
 """How long a replica that its source no longer names stays in sight, as one that is gone."""
 STUCK_S = 60.0
 """How much longer than an interval a source may take; after that, it has failed this time."""
-GONE = "its source no longer names it"
 
 
 class PartlyKnown(Exception):

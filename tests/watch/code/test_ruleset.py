@@ -21,8 +21,8 @@ from ullage.watch.rules.table import RULES
 
 ENGINES = {dialect.engine: dialect for dialect in DIALECTS}
 EVERY = [*ALERTS, ABSENT, IMPOSSIBLE]
-# Of what is not told by an engine's own page: GPUs are seen through other exporters.
-WITHOUT_ALERT = {"W018", "W019"}
+# Of what is not told by an engine's own page: GPUs and pods are seen through other exporters.
+WITHOUT_ALERT = {"W018", "W019", "W025"}
 
 
 @NEEDS_PROMTOOL

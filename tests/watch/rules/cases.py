@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tests.watch.rules.simulator import BOUNDS, START_S
 from ullage.telemetry.histogram import Histogram
+from ullage.telemetry.pods import iso
 from ullage.telemetry.snapshot import (
     COUNTERS,
     GAUGES,
@@ -148,6 +149,17 @@ class World:
     past: Past | None = field(default_factory=lambda: Past(3600.0, 3600.0, 720))
     changes: tuple[Change, ...] = ()
     error: str = ""
+    pod: dict[str, str] | None = field(
+        default_factory=lambda: {
+            "name": "seven-b-0",
+            "namespace": "llm",
+            "uid": "1",
+            "phase": "Running",
+            "ready": "true",
+            "restarts": "0",
+            "created": iso(START_S),
+        }
+    )
     unchanged_s: float = 0.0
     still_s: dict[str, float] = field(
         default_factory=lambda: {
@@ -215,6 +227,7 @@ class World:
             unchanged_s=self.unchanged_s,
             still_s=still_s,
             busy_s=self.busy_s,
+            pod=self.pod,
         )
 
     def subject(self) -> Subject:
@@ -382,7 +395,7 @@ def _slow_clock(w: World) -> None:
 
 
 def _xid(w: World) -> None:
-    w.gpus = (Gpu("0", xid_errors=0.0), Gpu("1", xid_errors=79.0, sm_clock_hz=1e9))
+    w.gpus = (Gpu("0", xid_errors=0.0), Gpu("1", xid_errors=79.0, xid_s=NOW_S - 60))
 
 
 def _held(w: World) -> None:
@@ -413,6 +426,14 @@ def _rejections(w: World) -> None:
 
 def _given_up(w: World) -> None:
     w.recent.ended = {"stop": 100.0, "abort": 200.0}
+
+
+def _killed(w: World) -> None:
+    w.pod |= {"last_termination": f"vllm: OOMKilled, exit code 137 at {iso(NOW_S - 240)}"}
+
+
+def _unready(w: World) -> None:
+    w.pod |= {"ready": "false", "unready_since": iso(NOW_S - 2400)}
 
 
 KV = names("kv_used_ratio")
@@ -471,6 +492,8 @@ CASES: tuple[tuple[str, Case], ...] = (
     ("W023", Case(_rejections, "100 of 400 requests were turned away",
                   names("finished_by_reason|rejected_requests"))),
     ("W024", Case(_given_up, "67% of requests are now given up", ENDS, needs_past=True)),
+    ("W025", Case(_killed, "vllm was killed 4 min ago", needs_recent=False)),
+    ("W025", Case(_unready, "not been ready for 40 min", severity="warning", needs_recent=False)),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ Holds no thresholds on load; those are `memory.py`'s and `queues.py`'s.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ullage.findings.answer import Answer, Clear, Fired
 from ullage.findings.finding import Evidence, Severity
@@ -29,7 +29,8 @@ from ullage.watch.rules.facts import (
     tokenless_s_of,
     trend_fact,
 )
-from ullage.watch.view import Span
+from ullage.watch.rules.pods import begins, leaves
+from ullage.watch.view import GONE, Span
 
 STUCK_S = 60.0
 """A prompt chunk of 8,192 tokens took 3.5 s on the slowest report of a GPU (a DGX recipe's issue
@@ -230,6 +231,15 @@ def _restarted(subject: Subject) -> Answer:
     )
 
 
+# Part of every rollout. What lasts too long for one is W025's.
+MEANT_TO_BE_SILENT: tuple[tuple[str, Callable[[Subject], bool]], ...] = (
+    ("a replica that is still there (nothing names it any longer)",
+     lambda subject: subject.view.error == GONE),
+    ("an engine that has started (its pod has yet to be ready)", begins),
+    ("an engine that is to go on (its pod was asked to end)", leaves),
+)  # fmt: skip
+
+
 @answering
 def _silent(subject: Subject) -> Answer:
     view = subject.view
@@ -237,6 +247,9 @@ def _silent(subject: Subject) -> Answer:
         if view.now is None:
             raise Lacking("a scrape")
         return Clear((Evidence("last answer", tidy(round(view.now.time_s)), "Unix s", "measured"),))
+    for what, holds in MEANT_TO_BE_SILENT:
+        if holds(subject):
+            raise Lacking(what)
     facts = [Evidence("error", view.error, "", "the last scrape")]
     since = "It has never answered"
     if view.now is not None:

@@ -17,6 +17,7 @@ from ullage.watch.rules import (
     liveness,
     memory,
     outcomes,
+    pods,
     prefix,
     queues,
     shifts,
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = tuple(
             *identity.RULES,
             *outcomes.RULES,
             *gpus.RULES,
+            *pods.RULES,
         ),
         key=lambda rule: rule.id,
     )
