@@ -139,16 +139,16 @@ def _storm(subject: Subject) -> Answer:
     if share < STORM_SHARE:
         return Clear(facts)
     engine = now.identity.engine
-    fits = _fits(now, span)
+    fits, told = _fits(now, span)
     return Fired(
         f"Running requests lost their KV blocks {num:,.0f} times in {seconds(span.seconds)}, "
         f"{share:.2g} times per request: their prompts and answers so far are computed again, and "
-        "everyone's tokens come late meanwhile.",
+        f"everyone's tokens come late meanwhile.{_crowd(running, fits)}",
         f"Admit fewer requests at once ({setting(engine, 'max_requests')}"
-        + (f"; the pool holds about {fits[0]:,} of the mean length seen" if fits else "")
+        + (f"; the pool holds about {max(1, int(fits)):,} of the mean length seen" if fits else "")
         + f"), keep a reserve at admission ({setting(engine, 'reserve')}), or give the cache more "
         f"room ({setting(engine, 'kv_memory')}, {setting(engine, 'kv_dtype')}).",
-        (*facts, fits[1]) if fits else facts,
+        (*facts, *told),
         severity=Severity.error if share >= 1 else None,
     )
 
@@ -167,20 +167,38 @@ def _storm_facts(now: Snapshot, span: Span) -> tuple[Evidence, ...]:
     return tuple(facts)
 
 
-def _fits(now: Snapshot, span: Span) -> tuple[int, Evidence] | None:
-    """How many requests of the mean length the pool holds, where that can be known."""
+def _fits(now: Snapshot, span: Span) -> tuple[float | None, tuple[Evidence, ...]]:
+    """(how many requests of the mean length the pool holds, None where that cannot be known; the
+    evidence, with how many run)."""
     total = now.gauges.get("kv_total_tokens")
     prompt = span.histograms.get("request_prompt_tokens")
     answer = span.histograms.get("request_generation_tokens")
     if total is None or prompt is None or answer is None:
-        return None
+        return None, ()
     if prompt.mean is None or answer.mean is None or prompt.mean + answer.mean <= 0:
-        return None
+        return None, ()
     length = prompt.mean + answer.mean
     source = (
         f"{source_of(now, 'request_prompt_tokens')}, {source_of(now, 'request_generation_tokens')}"
     )
-    return max(1, int(total / length)), Evidence("mean length", round(length), "tokens", source)
+    facts: tuple[Evidence, ...] = (
+        Evidence("mean length", round(length), "tokens", source),
+        Evidence("requests that fit", tidy(round(total / length, 1)), "requests",
+                 f"modelled: {source_of(now, 'kv_total_tokens')} / mean length"),
+    )  # fmt: skip
+    if "running" in span.trends:
+        facts = (*facts, trend_fact(now, span, "running"))
+    return total / length, facts
+
+
+def _crowd(running: float, fits: float | None) -> str:
+    """Why there is a storm, where the means explain it."""
+    if fits is None or running <= fits:
+        return ""
+    return (
+        f" On average {running:.3g} run at once and the pool has room for {fits:.2g} of the mean "
+        "length seen: more are admitted than can grow to their ends."
+    )
 
 
 @answering
