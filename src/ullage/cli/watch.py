@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ullage.cli import watch_code
+from ullage.cli import watch_code, watch_gpus
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where engines answer in their pods: a number, or a container port's name (default: "
         "found by trying)",
     )
+    watch_gpus.add_argument(where)
     where.add_argument("--model", metavar="MODEL", help="to tell KV bytes where no engine does")
     where.add_argument("--api-key", help="sent as a bearer token to what is asked")
     how = parser.add_argument_group("how")
@@ -211,6 +212,7 @@ def _source(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
         source = _kubernetes(args, stack)
     else:
         source = _prometheus(args, stack) if args.prometheus is not None else _direct(args, stack)
+    source = watch_gpus.with_gpus(source, args, stack)
     if args.model is None:
         return source
     from ullage.anatomy import load

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ullage.telemetry.exposition import Labels, Page, page_of
 from ullage.telemetry.snapshot import Gpu
@@ -39,10 +40,12 @@ FP64_BLANK = 2.0**47
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A metric and what its number is multiplied by; from `blank` on it is not known."""
+    """A metric, and what its number is multiplied by and divided by to be in base units; from
+    `blank` on it is not known."""
 
     metric: str
     factor: float = 1.0
+    over: float = 1.0
     blank: float = INT32_BLANK
 
 
@@ -60,7 +63,7 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
     ),
     "total_bytes": (_base("DCGM_FI_DEV_FB_CAPACITY_BYTES"), Field("DCGM_FI_DEV_FB_TOTAL", MIB)),
     "busy_ratio": (
-        Field("DCGM_FI_DEV_GPU_UTIL", 0.01),
+        Field("DCGM_FI_DEV_GPU_UTIL", over=100.0),
         Field("DCGM_FI_DEV_GPU_UTIL_RATIO"),
         Field("DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"),
         Field("DCGM_FI_PROF_GR_ENGINE_ACTIVE"),
@@ -175,13 +178,14 @@ def devices_of(samples: Samples) -> tuple[Device, ...]:
                 said = _said_of(labels, found)
                 if said is not None and not (said.instance and metric.metric in OF_THE_WHOLE_GPU):
                     said.take(field, metric, number)
-    sharing: dict[tuple[str, str], set[float | None]] = {}
+    sharing: dict[tuple[str, str], dict[str, float | None]] = {}
     for said in found.values():
-        sharing.setdefault(said.gpu, set()).add(said.used_bytes)
+        sharing.setdefault(said.gpu, {})[said.pod] = said.used_bytes
     # Where pods share a GPU the exporter can tell what each of them holds; with what is free that
     # adds up to nothing.
     return tuple(
-        said.device(shared=len(sharing[said.gpu]) > 1) for _, said in sorted(found.items())
+        said.device(shared=len(set(sharing[said.gpu].values())) > 1)
+        for _, said in sorted(found.items())
     )
 
 
@@ -194,15 +198,29 @@ def _known(field: Field, number: float) -> float | None:
     """The number in base units; None of NaN, infinities and what stands for "not known"."""
     if not math.isfinite(number) or number >= field.blank:
         return None
-    return number * field.factor
+    return number * field.factor / field.over
 
 
 _Key = tuple[str, ...]
+MOST_KEPT = 65_536
+"""Sets of labels that are remembered between pages: of GPUs by metric, where one has its own."""
 
 
 def _said_of(labels: Labels, found: dict[_Key, _Said]) -> _Said | None:
-    """What is said of the GPU that the labels name; None where they name none. Labels that only
-    one metric has (err_code, err_msg) tell no GPU from another."""
+    """What is said of the GPU that the labels name; None where they name none."""
+    key = _key_of(labels)
+    if key is None:
+        return None
+    said = found.get(key)
+    if said is None:
+        said = found[key] = _Said(dict(zip(LABELS, key, strict=True)))
+    return said
+
+
+@lru_cache(MOST_KEPT)
+def _key_of(labels: Labels) -> _Key | None:
+    """The labels that tell a GPU in a place from others, in the order of LABELS: what only one
+    metric has (err_code, err_msg) does not."""
     all_named = dict(labels)
     named = {
         what: next((all_named[name] for name in names if all_named.get(name)), "")
@@ -214,11 +232,7 @@ def _said_of(labels: Labels, found: dict[_Key, _Said]) -> _Said | None:
         named["namespace"] = all_named.get("exported_namespace", "") or named["namespace"]
     if not (named["uuid"] or named["index"] or named["device"]):
         return None
-    key = tuple(named.values())
-    said = found.get(key)
-    if said is None:
-        said = found[key] = _Said(named)
-    return said
+    return tuple(named.values())
 
 
 class _Said:
@@ -227,6 +241,7 @@ class _Said:
     def __init__(self, named: Mapping[str, str]) -> None:
         self._named = named
         self.instance = named["mig_instance"]
+        self.pod = f"{named['namespace']}/{named['pod']}"
         self.gpu = (named["uuid"] or named["index"] or named["device"], self.instance)
         self._numbers: dict[str, dict[str, float | None]] = {}  # by field and metric
 
@@ -249,7 +264,7 @@ class _Said:
     def device(self, *, shared: bool) -> Device:
         named, known = self._named, {field: self._number(field) for field in FIELDS}
         index = named["index"] or named["device"] or named["uuid"]
-        hosts = (named["hostname"], named["node"], _host_of(named["instance"]))
+        hosts = (named["hostname"], named["node"], host_of(named["instance"]))
         used, total = self._memory(shared)
         busy, xid = known["busy_ratio"], known["xid_errors"]
         gpu = Gpu(
@@ -287,7 +302,7 @@ class _Said:
         return used, total
 
 
-def _host_of(instance: str) -> str:
+def host_of(instance: str) -> str:
     """The host of Prometheus' `instance`, which is mostly `HOST:PORT`."""
     if instance.startswith("["):
         return instance[1:].partition("]")[0]

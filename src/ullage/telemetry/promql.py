@@ -22,6 +22,7 @@ from ullage.telemetry.prometheus_api import (
 from ullage.telemetry.promql_text import any_of, marker_names, page_names, quoted, selector_of
 from ullage.telemetry.reading import snapshot_of
 from ullage.telemetry.scrape import Look
+from ullage.telemetry.snapshot import Snapshot
 
 DISCOVER_EVERY_S = 60.0
 SEEN_WITHIN = "1h"
@@ -49,6 +50,9 @@ class _Replica:
     read_s: float = -math.inf  # of which scrape the look is
     look: Look | None = None
 
+    def said(self, time_s: float, snapshot: Snapshot | None, error: str = "") -> Look:
+        return Look(self.name, time_s, snapshot, error, labels=self.labels)
+
 
 class PrometheusSource:
     """What `watch` looks at: every replica that the server scrapes and the selector matches.
@@ -72,6 +76,7 @@ class PrometheusSource:
         self._names, self._markers = page_names(), marker_names()
         self._replicas: dict[Key, _Replica] = {}
         self._discovered_s = -math.inf
+        self._now_s: float | None = None
         self._skew_s = 0.0
         self._on_warning = on_warning
         self._warned: set[str] = set()
@@ -89,7 +94,7 @@ class PrometheusSource:
             QueryFailed: the server does not answer, or has no replica at all.
         """
         try:
-            now_s = await self._now()
+            now_s = self._now_s = await self._now()
             await self._find_replicas(now_s)
             fresh = await self._see_targets(now_s)
             await self._read(fresh, now_s)
@@ -99,6 +104,15 @@ class PrometheusSource:
             raise QueryFailed(f"{self._api.base} {self._why_none()}")
         replicas = sorted(self._replicas.values(), key=lambda replica: replica.name)
         return tuple(self._look_of(replica, now_s) for replica in replicas)
+
+    @property
+    def base(self) -> str:
+        """The server's URL."""
+        return self._api.base
+
+    async def ask(self, promql: str) -> tuple[Series, ...]:
+        """Anything else, at the instant of the last look. Raises QueryFailed."""
+        return await self._ask(promql, self._now_s)
 
     async def _now(self) -> float:
         """The server's time. All questions of one look are asked of it."""
@@ -211,29 +225,29 @@ class PrometheusSource:
         for replica, page in pages_of(series, shard):
             time_s = replica.scraped_s + self._skew_s
             snapshot = snapshot_of(page, time_s=time_s)
-            replica.look = Look(replica.name, time_s, snapshot)
+            replica.look = replica.said(time_s, snapshot)
             replica.read_s = replica.scraped_s
 
     def _failed(self, shard: Sequence[_Replica], now_s: float, why: str) -> None:
         for replica in shard:
-            replica.look = Look(replica.name, now_s + self._skew_s, None, why)
+            replica.look = replica.said(now_s + self._skew_s, None, why)
 
     def _look_of(self, replica: _Replica, now_s: float) -> Look:
         scraped_s = replica.scraped_s + self._skew_s
         if not replica.up:
-            return Look(replica.name, scraped_s, None, "Prometheus could not scrape it (up is 0)")
+            return replica.said(scraped_s, None, "Prometheus could not scrape it (up is 0)")
         age_s = now_s - replica.scraped_s
         if age_s > max(STALE_S, LATE_FACTOR * replica.every_s):
             why = f"Prometheus last scraped it {age_s:,.0f} s ago"
-            return Look(replica.name, now_s + self._skew_s, None, why)
-        return replica.look or Look(replica.name, scraped_s, None, "not read yet")
+            return replica.said(now_s + self._skew_s, None, why)
+        return replica.look or replica.said(scraped_s, None, "not read yet")
 
     # --- asking ---
 
     def _select(self, matchers: str) -> str:
         return f"{{{matchers}{',' if self._selector else ''}{self._selector}}}"
 
-    async def _ask(self, promql: str, time_s: float) -> tuple[Series, ...]:
+    async def _ask(self, promql: str, time_s: float | None) -> tuple[Series, ...]:
         series, warnings = await self._api.query(promql, time_s)
         for warning in warnings:
             if warning not in self._warned and len(self._warned) < MOST_WARNINGS:

@@ -46,7 +46,7 @@ class Look:
 
     `url` names the endpoint as it was given, `time_s` (Unix) is when it answered or failed. A look
     with the time of the one before is that one again: it was not asked since. `pod` is what
-    Kubernetes says of it, where it was asked.
+    Kubernetes says of it, where it was asked; `labels` are what Prometheus calls it, likewise.
     """
 
     url: str
@@ -54,6 +54,7 @@ class Look:
     snapshot: Snapshot | None
     error: str = ""
     pod: Mapping[str, str] | None = None
+    labels: Mapping[str, str] | None = None
 
 
 class Clock:
@@ -173,7 +174,7 @@ class Endpoint:
             if _is_sent_to(answer, path + "/"):
                 path += "/"
                 answer = await self._connection.get(path)
-            refusal = _why_not_a_page(answer)
+            refusal = why_not_a_page(answer)
             if not refusal:
                 self._path = path
                 return answer.body
@@ -191,7 +192,7 @@ def _is_sent_to(answer: Answer, path: str) -> bool:
     return to == path or ("://" in to and "/" + to.partition("://")[2].partition("/")[2] == path)
 
 
-def _why_not_a_page(answer: Answer) -> str:
+def why_not_a_page(answer: Answer) -> str:
     """ "" for what may be a page of metrics: what it means is for its reader to say."""
     if answer.status in (401, 403):
         return f"HTTP {answer.status}: it wants another key"

@@ -92,7 +92,8 @@ class Gpu:
     `index` tells it from the others of its host; of a MIG instance it is `GPU/INSTANCE`, with
     `mig_profile` as the driver names it. `throttled_because` are the driver's reasons for holding
     the clocks down now, idleness aside. `xid_errors` is the code of the last Xid error, 0 for none,
-    which DCGM goes on telling for ever, whatever was mended since.
+    which DCGM goes on telling for ever, whatever was mended since; `xid_s` (Unix) is when it was
+    seen to come, None of one that was there from the first look on.
     """
 
     index: str
@@ -108,6 +109,7 @@ class Gpu:
     xid_errors: float | None = None
     uuid: str = ""
     mig_profile: str = ""
+    xid_s: float | None = None
 
     @property
     def key(self) -> str:

@@ -28,6 +28,7 @@ from ullage.watch.view import View
 
 FAULT_S = 1200.0
 END_S = 1560.0
+FALLEN = Gpu("0", "H100", xid_errors=79.0, xid_s=START_S + FAULT_S)
 Tell = Callable[[Snapshot, float], Snapshot]
 
 
@@ -402,7 +403,7 @@ SCENARIOS = (
     ),
     _scenario(
         "a device fell off the bus",
-        lambda: one(steady(), tell=changed(gpus=(Gpu("0", "H100", xid_errors=79.0),))),
+        lambda: one(steady(), tell=changed(gpus=(FALLEN,))),
         "W019",
     ),
 )

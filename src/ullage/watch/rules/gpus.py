@@ -17,6 +17,9 @@ from ullage.watch.rules.facts import Lacking, answer_of, answering, percent, tid
 HARMFUL = ("thermal", "brake", "hw_slowdown")
 """Parts of the names of reasons that mean heat or a failing supply. A power cap, application
 clocks and idleness are how these devices are meant to run."""
+AMBIGUOUS = "hw_slowdown"
+"""The driver says it in a change of clocks, too (nvml.h), as of a device that comes to rest. Heat
+and the power brake have reasons of their own beside it."""
 BUSY = 0.5
 SLOW = 0.5
 """Of the highest clock, while busy: no power limit that is sold holds a device lower."""
@@ -41,6 +44,8 @@ def _clocks(subject: Subject) -> Answer:
         clock = _clock_ratio(gpu)
         because = gpu.throttled_because or ()
         reasons = tuple(r for r in because if any(h in r.lower() for h in HARMFUL))
+        if reasons == (AMBIGUOUS,) and (gpu.busy_ratio is None or gpu.busy_ratio < BUSY):
+            reasons = ()
         if gpu.throttled_because is not None:
             facts.append(Evidence(f"{_called(gpu)} held down by", ", ".join(because) or "nothing",
                                   "", "driver"))  # fmt: skip
@@ -90,25 +95,39 @@ FATAL_XIDS: Mapping[int, str] = {
 
 @answering
 def _xids(subject: Subject) -> Answer:
-    known = [gpu for gpu in _gpus_of(answer_of(subject)) if gpu.xid_errors is not None]
+    now = answer_of(subject)
+    known = [gpu for gpu in _gpus_of(now) if gpu.xid_errors is not None]
     if not known:
         raise Lacking("Xid errors (DCGM_FI_DEV_XID_ERRORS)")
     facts = tuple(
         Evidence(f"{_called(gpu)} last Xid", tidy(gpu.xid_errors or 0.0), "", "driver")
         for gpu in known
     )
-    told = [
-        f"{_called(gpu)}: Xid {code}, {FATAL_XIDS[code]}."
-        for gpu in known
-        if (code := int(gpu.xid_errors or 0)) in FATAL_XIDS
+    fatal = [gpu for gpu in known if int(gpu.xid_errors or 0) in FATAL_XIDS]
+    begun_s = now.identity.started_s
+    # DCGM tells the last code for ever. An engine that began after it runs on what was mended.
+    fresh = [
+        gpu for gpu in fatal if gpu.xid_s is not None and (begun_s is None or begun_s <= gpu.xid_s)
     ]
-    if not told:
-        return Clear(facts)
-    return Fired(
-        f"{' '.join(told)} What it computes, and what hangs on it, cannot be trusted.",
-        "Drain the replica, reset or replace the device, and keep the driver's log (dmesg).",
-        facts,
-    )
+    if fresh:
+        told = " ".join(f"{_called(gpu)}: {_meaning(gpu)}." for gpu in fresh)
+        return Fired(
+            f"{told} What it computes, and what hangs on it, cannot be trusted.",
+            "Drain the replica, reset or replace the device, and keep the driver's log (dmesg).",
+            facts,
+        )
+    undated = next((gpu for gpu in fatal if gpu.xid_s is None), None)
+    if undated is not None:
+        raise Lacking(
+            f"the time of {_called(undated)}'s {_meaning(undated)}, which was there when watching "
+            "began: DCGM tells the last code for ever, mended or not"
+        )
+    return Clear(facts)
+
+
+def _meaning(gpu: Gpu) -> str:
+    code = int(gpu.xid_errors or 0)
+    return f"Xid {code}, {FATAL_XIDS[code]}"
 
 
 RULES = (
@@ -130,10 +149,12 @@ RULES = (
         severity=Severity.error,
         category="devices",
         why="After some Xid errors kernels fail, hang or compute wrong numbers; the engine sees it "
-        "late or never. Codes that an application causes itself (13, 31, 43, 45) do not count.",
+        "late or never. Codes that an application causes itself (13, 31, 43, 45) do not count. "
+        "DCGM tells the last code for ever: only one that came while watching is news, until the "
+        "engine begins anew; of one that was there before it is not known whether it was mended.",
         fix="Drain, reset, replace.",
         source="NVIDIA's Xid catalogue; DCGM_FI_DEV_XID_ERRORS holds the last code",
-        example="DCGM_FI_DEV_XID_ERRORS 79",
+        example="DCGM_FI_DEV_XID_ERRORS 79 after 0",
         check=_xids,
     ),
 )
