@@ -1,7 +1,7 @@
 """The KV pool of one vLLM engine core, as numbers: what is held, by whom, what an end would free.
 
 Functions over vLLM's scheduler as it stands between two steps; only `cancel` changes anything.
-Names are those of vLLM 0.30 to 0.32: v1/core/sched/scheduler.py, block_pool.py, kv_cache_manager.py
+Names are those of vLLM 0.30 to 0.33: v1/core/sched/scheduler.py, block_pool.py, kv_cache_manager.py
 and single_type_kv_cache_manager.py. Answers are plain dicts: they cross a process boundary.
 """
 
