@@ -89,6 +89,8 @@ class Nvml:
             return
         for at in range(self._asked("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             instance = self._asked("nvmlDeviceGetMigDeviceHandleByIndex", handle, at)
+            if instance is None:
+                continue  # not every place has one
             number = self._asked("nvmlDeviceGetGpuInstanceId", instance)
             pids = None if number is None else self._pids(instance)
             if pids is not None:
