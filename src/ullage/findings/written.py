@@ -15,12 +15,17 @@ from ullage.errors import BadUsage
 def write_whole(path: str | Path, text: str, *, field: str) -> None:
     """Write under a temporary name beside `path`, then rename. `field` is the flag that named it.
 
+    A link stays one: what it leads to is written. What is no file (/dev/stdout, a pipe) is written
+    where it is: to rename over it would put a file in the place of the device.
+
     Raises:
         BadUsage: it cannot be written; what was there before is untouched.
     """
-    final = Path(path)
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.part") if final.name else final
+    final = temporary = Path(path)
     try:
+        if final.is_file() or not final.exists():
+            final = final.resolve()
+            temporary = final.with_name(f".{final.name}.{os.getpid()}.part")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(final)
     except (OSError, ValueError) as error:
