@@ -404,6 +404,54 @@ def test_a_start_time_that_trembles_is_no_restart() -> None:
     assert recent and recent.resets == 0 and recent.rises["prompt_tokens"] == 40
 
 
+def _balanced(starts: Sequence[float], step_s: float = 5.0) -> list[Look]:
+    """What processes with these start times answer in turn, each of which counts by itself."""
+    return [
+        answered(
+            snapshot(
+                START_S + step_s * at,
+                counters={"prompt_tokens": 1e6 + 100.0 * at - started_s % 977},
+                identity=Identity("vllm", started_s=started_s),
+            )
+        )
+        for at, started_s in enumerate(starts)
+    ]
+
+
+@pytest.mark.parametrize("num", [2, 3, 7])
+def test_replicas_behind_one_address_are_no_restarts_and_give_no_rates(num: int) -> None:
+    starts = [START_S - 1000.0 - 50 * (at % num) for at in range(20)]
+    view = viewed(_balanced(starts))
+    assert view.num_swaps == 19
+    assert view.last is None and view.recent is None and view.now is not None
+
+
+def test_a_young_replica_behind_an_address_is_known_when_it_answers_again() -> None:
+    """The first time it may be a restart; who ran before it did not end."""
+    old, young = START_S - 1000.0, START_S + 1.0
+    view = viewed(_balanced([old, young, old, young, old]))
+    assert view.num_swaps == 3 and view.last is None
+
+
+def test_spans_begin_anew_with_the_process_that_took_an_address_over() -> None:
+    view = viewed(_balanced([START_S - 5000.0] * 3 + [START_S - 600.0] * 3))
+    assert view.num_swaps == 1
+    assert view.recent and view.recent.seconds == 10 and view.recent.resets == 0
+    assert view.recent.rises == {"prompt_tokens": 200}
+
+
+def test_restarts_one_after_the_other_are_no_swaps() -> None:
+    starts = [START_S - 5000.0, *(START_S + 60.0 * at - 2.0 for at in range(1, 8))]
+    view = viewed(_balanced(starts, step_s=60.0))
+    assert view.num_swaps == 0 and view.recent and view.recent.resets == 5
+
+
+def test_swaps_are_forgotten_with_the_span_they_were_in() -> None:
+    one, two = START_S - 1000.0, START_S - 2000.0
+    later = answered(snapshot(START_S + 2 * RECENT_S, identity=Identity("vllm", started_s=one)))
+    assert viewed([*_balanced([one, two, one]), later]).num_swaps == 0
+
+
 def test_a_label_that_first_appears_in_a_known_family_began_at_zero() -> None:
     looks = [
         answered(snapshot(START_S, labelled={"finished_by_reason": {"stop": 5.0}})),

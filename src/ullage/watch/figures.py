@@ -30,6 +30,8 @@ PREFIX_HITS = "prefix_hit_ratio"
 TIME_TO_FULL = "time_to_full_s"
 LABELLED = ("waiting_by_reason", "sleep_state")
 FINISHED = "finished_by_reason"
+ONE_SCRAPE = "it takes two scrapes, and there was one"
+OTHER_SCRAPE = "it takes two scrapes of one process, and another answered before"
 SPREADS: tuple[Histograms, ...] = (
     "ttft_s",
     "itl_s",
@@ -119,10 +121,11 @@ def figures_of(view: View) -> Figures:
         )  # fmt: skip
     gathering = _Gathering(now)
     _gauges(gathering, now)
-    _rates(gathering, now, view.last)
-    _prefix_hits(gathering, now, view.recent)
-    _labelled(gathering, now, view.recent)
-    _spreads(gathering, now, view.recent)
+    alone = OTHER_SCRAPE if view.num_swaps else ONE_SCRAPE
+    _rates(gathering, now, view.last, alone)
+    _prefix_hits(gathering, now, view.recent, alone)
+    _labelled(gathering, now, view.recent, alone)
+    _spreads(gathering, now, view.recent, alone)
     _gpus(gathering, now)
     _identity(gathering, now.identity)
     to_full = _time_to_full(gathering, view)
@@ -180,28 +183,28 @@ def _gauges(found: _Gathering, now: Snapshot) -> None:
             found.approximate |= {free} if {used, total} & found.approximate else set()
 
 
-def _rates(found: _Gathering, now: Snapshot, last: Span | None) -> None:
+def _rates(found: _Gathering, now: Snapshot, last: Span | None, alone: str) -> None:
     for name, counter in RATES.items():
         rate = None if last is None else last.rate(counter)
         if rate is not None and last is not None:
             found.know(name, rate, f"{now.sources.get(counter, counter)} over {last.seconds:.3g} s")
         else:
-            found.absent[name] = _why_no_span(now, counter, last)
+            found.absent[name] = _why_no_span(now, counter, last, alone)
 
 
-def _why_no_span(now: Snapshot, name: Counter | Histograms, span: Span | None) -> str:
-    """Why nothing is known of a counter or histogram over a span."""
+def _why_no_span(now: Snapshot, name: Counter | Histograms, span: Span | None, alone: str) -> str:
+    """Why nothing is known of a counter or histogram over a span; `alone`: why there is none."""
     if name not in now.counters and name not in now.histograms:
         return now.why_absent(name)
     if span is None:
-        return "it takes two scrapes, and there was one"
+        return alone
     return "it was not there in both scrapes"
 
 
-def _prefix_hits(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
+def _prefix_hits(found: _Gathering, now: Snapshot, recent: Span | None, alone: str) -> None:
     for counter in ("prefix_queries_tokens", "prefix_hits_tokens"):
         if recent is None or counter not in recent.rises:
-            found.absent[PREFIX_HITS] = _why_no_span(now, counter, recent)
+            found.absent[PREFIX_HITS] = _why_no_span(now, counter, recent, alone)
             return
     assert recent is not None
     queries, hits = recent.rises["prefix_queries_tokens"], recent.rises["prefix_hits_tokens"]
@@ -216,7 +219,7 @@ def _prefix_hits(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
         found.know(PREFIX_HITS, hits / queries, f"{source} over {recent.seconds:.3g} s")
 
 
-def _labelled(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
+def _labelled(found: _Gathering, now: Snapshot, recent: Span | None, alone: str) -> None:
     for name in LABELLED:
         values = now.labelled.get(name)  # type: ignore[call-overload]
         if values is None:
@@ -229,16 +232,16 @@ def _labelled(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
         source = now.sources.get("finished_by_reason", "")
         found.sources[FINISHED] = f"{source} over {recent.seconds:.3g} s"
     elif "finished_by_reason" in now.labelled:
-        found.absent[FINISHED] = "it takes two scrapes, and there was one"
+        found.absent[FINISHED] = alone
     else:
         found.absent[FINISHED] = now.why_absent("finished_by_reason")
 
 
-def _spreads(found: _Gathering, now: Snapshot, recent: Span | None) -> None:
+def _spreads(found: _Gathering, now: Snapshot, recent: Span | None, alone: str) -> None:
     for name in SPREADS:
         added = None if recent is None else recent.histograms.get(name)
         if added is None or recent is None:
-            found.absent[name] = _why_no_span(now, name, recent)
+            found.absent[name] = _why_no_span(now, name, recent, alone)
             continue
         p50, p99 = added.quantile(0.5), added.quantile(0.99)
         if p50 is None or p99 is None:
@@ -271,7 +274,7 @@ def _time_to_full(found: _Gathering, view: View) -> TimeToFull | None:
         found.absent[TIME_TO_FULL] = found.absent[gauge]
         return None
     if not trends or all(trend.num < 2 for trend in trends):
-        found.absent[TIME_TO_FULL] = "it takes two scrapes, and there was one"
+        found.absent[TIME_TO_FULL] = OTHER_SCRAPE if view.num_swaps else ONE_SCRAPE
         return None
     free = max(0.0, 1.0 - used)
     ends = [

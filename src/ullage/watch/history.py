@@ -32,6 +32,10 @@ FINE_S = 30.0
 """Marks within RECENT_S are this far apart, so `recent` is up to this much shorter."""
 COARSE_S = 600.0
 """The same for marks within PAST_S, and `past`."""
+RAN_S = 120.0
+"""A process that says it started so long before the last answer did not restart since: it ran
+beside the one that gave it. Clocks of two machines differ by less."""
+MOST_STARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class History:
         self._now: Snapshot | None = None
         self._moved_s = 0.0  # when any number last was another
         self._view: View | None = None
+        self._starts: deque[float] = deque(maxlen=MOST_STARTS)  # of the processes that answered
+        self._swaps_s: deque[float] = deque(maxlen=MOST_STARTS)
         self._forget()
 
     def push(self, look: Look) -> None:
@@ -113,6 +119,9 @@ class History:
         self._known.take(snapshot.identity, snapshot.time_s)
         if self._now is None or not _same_numbers(snapshot, self._now):
             self._moved_s = snapshot.time_s
+        if self._is_swapped(snapshot):
+            self._swaps_s.append(snapshot.time_s)
+            self._forget()  # what one process counts is no rise over what another did
         self._note_rises(snapshot)
         try:
             step = self._step_to(snapshot)
@@ -123,6 +132,18 @@ class History:
         self._num_failed = 0
         self._before, self._step = self._step, step
         self._keep(step)
+
+    def _is_swapped(self, snapshot: Snapshot) -> bool:
+        """Whether another process answers than before, and one that had run all the while."""
+        started_s, before_s, before = snapshot.identity.started_s, self._started_s, self._now
+        if started_s is None:
+            return False
+        known = any(abs(started_s - one) <= SAME_START_S for one in self._starts)
+        if not known:
+            self._starts.append(started_s)
+        if before_s is None or before is None or abs(started_s - before_s) <= SAME_START_S:
+            return False
+        return known or started_s < before.time_s - RAN_S
 
     def _note_rises(self, snapshot: Snapshot) -> None:
         before = self._now.counters if self._now is not None else {}
@@ -192,6 +213,7 @@ class History:
             unchanged_s=now.time_s - self._moved_s if now else 0.0,
             still_s={name: now.time_s - self._rose_s[name] for name in now.counters} if now else {},
             busy_s=now.time_s - self._busy_since_s if now and self._busy_since_s else 0.0,
+            num_swaps=sum(1 for at in self._swaps_s if now and at > now.time_s - RECENT_S),
             pod=self._pod,
         )
 

@@ -83,7 +83,9 @@ class View:
     that; None until two scrapes lie in them. `unchanged_s`: for how long every number of the page
     has stood still (process and Python metrics aside). `still_s`: for how long each
     counter that is known has not risen (0 where it did since the scrape before). `busy_s`: for how
-    long every answer has told of requests that run or wait. `pod` is what Kubernetes says of it.
+    long every answer has told of requests that run or wait. `num_swaps`: how often in RECENT_S
+    another process than before answered that had run all the while, as behind a balancer; spans
+    begin anew then. `pod` is what Kubernetes says of it.
     """
 
     url: str
@@ -96,4 +98,5 @@ class View:
     unchanged_s: float = 0.0
     still_s: Mapping[Counter, float] = field(default_factory=dict)
     busy_s: float = 0.0
+    num_swaps: int = 0
     pod: Mapping[str, str] | None = None

@@ -169,6 +169,7 @@ class World:
         }
     )
     busy_s: float = 600.0
+    num_swaps: int = 0
     without: frozenset[str] = frozenset()
     alone: bool = False
     peers: list[Past] = field(
@@ -227,6 +228,7 @@ class World:
             unchanged_s=self.unchanged_s,
             still_s=still_s,
             busy_s=self.busy_s,
+            num_swaps=self.num_swaps,
             pod=self.pod,
         )
 
@@ -336,6 +338,10 @@ def _starved(w: World) -> None:
 def _frozen(w: World) -> None:
     w.unchanged_s = 90.0
     w.still_s = dict.fromkeys(w.still_s, 90.0)
+
+
+def _balanced(w: World) -> None:
+    w.num_swaps = 5
 
 
 def _negative(w: World) -> None:
@@ -464,6 +470,7 @@ CASES: tuple[tuple[str, Case], ...] = (
     ("W010", Case(_starved, "It got no request for 5 min", names("running", "waiting"),
                   needs_peers=True)),
     ("W011", Case(_frozen, "stood still for 90 s", needs_recent=False)),
+    ("W011", Case(_balanced, "several processes answer", needs_recent=False)),
     ("W011", Case(_negative, "waiting is -3", needs_recent=False)),
     ("W011", Case(_in_percent, "kv_used_ratio is 61", needs_recent=False)),
     ("W012", Case(_restart, "anew once within 5 min")),

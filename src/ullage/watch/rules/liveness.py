@@ -30,7 +30,7 @@ from ullage.watch.rules.facts import (
     trend_fact,
 )
 from ullage.watch.rules.pods import begins, leaves
-from ullage.watch.view import GONE, Span
+from ullage.watch.view import GONE, RECENT_S, Span
 
 STUCK_S = 60.0
 """A prompt chunk of 8,192 tokens took 3.5 s on the slowest report of a GPU (a DGX recipe's issue
@@ -123,7 +123,7 @@ WITHOUT_KV = frozenset({"llamacpp", "tgi", ""})
 @answering
 def _inert(subject: Subject) -> Answer:
     now = answer_of(subject)
-    troubles = tuple(_dead_numbers(now))
+    troubles = (*_many_in_turn(subject), *_dead_numbers(now))
     if not troubles and (span := subject.view.recent) is not None:
         troubles = tuple(_dead_over_time(subject, now, span))
     if troubles:
@@ -143,6 +143,23 @@ def _inert(subject: Subject) -> Answer:
 
 Trouble = tuple[str, str, Evidence]
 """What is wrong, what to do, the evidence."""
+
+
+BALANCED = 2
+"""Another may take an address over once (blue, green); where it swaps again a balancer is."""
+
+
+def _many_in_turn(subject: Subject) -> Iterator[Trouble]:
+    """Several replicas behind one address: each scrape is of another."""
+    swaps = subject.view.num_swaps
+    if swaps >= BALANCED:
+        yield (
+            "several processes answer at this address in turn, so that nothing can be told over "
+            "time",
+            "Name each replica by its own address (pods, not their service): a balancer gives one "
+            "or another.",
+            Evidence("swaps", swaps, "", f"start times told in {RECENT_S:.0f} s"),
+        )
 
 
 def _dead_numbers(now: Snapshot) -> Iterator[Trouble]:
