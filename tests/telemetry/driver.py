@@ -138,7 +138,9 @@ def fake_pynvml(*cards: Card, version: int = 13, init: Exception | None = None) 
     }
     if not old:
         simple["nvmlDeviceGetCurrentClocksEventReasons"] = lambda handle: told(handle.reasons)
-        simple["nvmlDeviceGetTemperatureV"] = temperature
+        simple["nvmlDeviceGetTemperatureV"] = lambda handle, sensor, version=0x100000C: temperature(
+            handle, sensor
+        )
     for name, call in simple.items():
         setattr(made, name, call)
     made.state = state  # type: ignore[attr-defined]

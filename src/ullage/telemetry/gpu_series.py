@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ullage.telemetry.exposition import Labels
 from ullage.telemetry.gpu_pages import Told
@@ -22,6 +22,11 @@ SEEK_EVERY_S = 60.0
 REPLICAS_PER_QUERY = 64
 """With eight GPUs each, some 5,000 series."""
 NAMES = quoted("|".join(METRICS))
+EXPORTERS = f"group by (job, instance) ({{__name__=~{NAMES}}})"
+OWN_PODS = f"group by (job, instance, namespace, pod) (up and on (job, instance) {EXPORTERS})"
+"""Prometheus' own labels of the exporters: where the exporter names no workload, its own pod
+stands where the workload's would."""
+OF_A_POD = frozenset({"namespace", "pod", "container"})
 
 
 class GpuSeries:
@@ -30,6 +35,7 @@ class GpuSeries:
     def __init__(self, source: PrometheusSource) -> None:
         self._source = source
         self._there = False
+        self._own_pods: frozenset[tuple[str, ...]] = frozenset()
         self._seek_again_s = 0.0
 
     def begin(self) -> None:
@@ -49,7 +55,7 @@ class GpuSeries:
             ]
         except QueryFailed as error:
             return (Told(called, error=str(error)),)
-        devices = devices_of(samples_of(series))
+        devices = devices_of(samples_of(series, self._own_pods))
         return (Told(called, devices, hosts_on(devices)),)
 
     async def close(self) -> None:
@@ -58,6 +64,9 @@ class GpuSeries:
     async def _are_there(self) -> bool:
         if time.monotonic() >= self._seek_again_s:
             self._there = bool(await self._source.ask(f"group({{__name__=~{NAMES}}})"))
+            if self._there:
+                own = await self._source.ask(OWN_PODS)
+                self._own_pods = frozenset(_target(labels) for labels, _ in own)
             self._seek_again_s = time.monotonic() + SEEK_EVERY_S
         return self._there
 
@@ -111,10 +120,19 @@ def _bracketed(host: str) -> str:
     return re.escape(f"[{host}]" if ":" in host else host)
 
 
-def samples_of(series: Iterable[Series]) -> dict[str, dict[Labels, float]]:
-    """Series of one instant as a page has them."""
+def samples_of(
+    series: Iterable[Series], own_pods: Collection[tuple[str, ...]] = ()
+) -> dict[str, dict[Labels, float]]:
+    """Series of one instant as a page has them, without the pods of the exporters themselves."""
     found: dict[str, dict[Labels, float]] = {}
     for labels, value in series:
-        own = tuple(sorted(pair for pair in labels.items() if pair[0] != "__name__"))
+        leave = {"__name__"}
+        if "exported_pod" not in labels and _target(labels) in own_pods:
+            leave |= OF_A_POD
+        own = tuple(sorted((name, text) for name, text in labels.items() if name not in leave))
         found.setdefault(labels.get("__name__", ""), {})[own] = float(value)
     return found
+
+
+def _target(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels.get(name, "") for name in ("job", "instance", "namespace", "pod"))

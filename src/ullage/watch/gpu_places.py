@@ -128,6 +128,7 @@ class _Places:
                     self._by_pod.setdefault((place.namespace, place.pod), []).append(told)
                 for host in _named(place.hosts):
                     self._by_host.setdefault(host, []).append(told)
+        self._pods = {f"{one.namespace}/{one.pod}" for one in replicas.values() if one.pod}
         self._full_names = _by_short_name(self._by_host)
         self._clusters: dict[str, list[str]] = {}  # by host, one for each replica that is there
         for where in replicas.values():
@@ -160,9 +161,9 @@ class _Places:
             return Found(absent=f"exporters tell of GPUs on {_some(full)}, and {host} may be any")
         of_pods = [one for one in told if one.device.place.pod]
         pods = sorted({f"{o.device.place.namespace}/{o.device.place.pod}" for o in of_pods})
-        if pods and where.pod:
-            return Found(absent=f"the GPUs of {host} belong to {_some(pods)}, "
-                         f"none to {where.namespace}/{where.pod}")  # fmt: skip
+        if pods and (where.pod or self._pods.intersection(pods)):
+            me = f"{where.namespace}/{where.pod}" if where.pod else "what is no pod"
+            return Found(absent=f"the GPUs of {host} belong to {_some(pods)}, none to {me}")
         there = [self._clusters.get(name, ()) for name in full]
         num = max(sum(_may_be_one(one, where.cluster) for one in each) for each in there)
         if len(pods) > 1 or num > 1:
