@@ -146,6 +146,9 @@ def test_an_overload_fires_and_its_end_ends_it(live: Live) -> None:
         "UllageOtherPromptLengths",
         "UllageOtherAnswerLengths",
     }
+    if live.prom.query("min_over_time(up[5m]) == 0"):
+        # A machine that is busy elsewhere kept the answer from Prometheus: told, and rightly.
+        explained.add("UllageReplicaDown")
     assert seen <= expected | explained
     live.prom.until(lambda: not live.firing(), 60.0, "silence again")
 
