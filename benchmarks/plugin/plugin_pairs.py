@@ -9,22 +9,41 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Pair = tuple[float, float]
+"""(Without, with)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Geometric mean of `num_pairs` ratios, and both ends of its 95% interval."""
+    """Geometric mean of `count` ratios, and both ends of its 95% interval."""
 
     mean: float
     low: float
     high: float
-    num_pairs: int
+    count: int
 
 
-def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """With over without, of (without, with) pairs. Raises ValueError for fewer than two."""
-    if len(pairs) < 2:
-        raise ValueError(f"{len(pairs)} pairs say nothing of their spread")
-    logs = [math.log(having / lacking) for lacking, having in pairs]
+def ratio_of(pairs: Sequence[Pair]) -> Ratio:
+    """With over without, as if every pair were independent. Raises ValueError below two."""
+    return _bounded([_log(pair) for pair in pairs])
+
+
+def ratio_of_starts(starts: Sequence[Sequence[Pair]]) -> Ratio:
+    """The same where pairs of one start may be alike: a start counts once. As many pairs in each.
+
+    Raises ValueError for fewer than two starts.
+    """
+    return _bounded([math.fsum(map(_log, start)) / len(start) for start in starts])
+
+
+def _log(pair: Pair) -> float:
+    lacking, having = pair
+    return math.log(having / lacking)
+
+
+def _bounded(logs: Sequence[float]) -> Ratio:
+    if len(logs) < 2:
+        raise ValueError(f"{len(logs)} ratios say nothing of their spread")
     mean = math.fsum(logs) / len(logs)
     variance = math.fsum((one - mean) ** 2 for one in logs) / (len(logs) - 1)
     half = t_quantile(0.975, len(logs) - 1) * math.sqrt(variance / len(logs))
