@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ENGINES = ("vllm", "sglang", "trtllm", "triton", "tgi", "lmdeploy", "llamacpp", "ullage")
 """Dialects by name; a test holds them to `telemetry.dialects.table`."""
 EXPORTER = "exporter"
+GPUS = "dcgm"
 LABEL = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 LEAST_SCRAPE_S, MOST_SCRAPE_S = 0.1, 3600.0
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -33,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     code = parser.add_argument_group("for the words rules and dashboard")
     code.add_argument(
         "--engine",
-        choices=(*ENGINES, EXPORTER),
-        help=f"whose metrics (default: vllm); {EXPORTER}: what `ullage watch --exporter` exports",
+        choices=(*ENGINES, EXPORTER, GPUS),
+        help=f"whose metrics (default: vllm); {EXPORTER}: what `ullage watch --exporter` exports; "
+        f"{GPUS}: GPUs, by NVIDIA's DCGM exporter",
     )
     code.add_argument(
         "--selector", metavar="MATCHERS", help='only series that match, for example job="vllm"'
@@ -88,6 +90,10 @@ def _rules(args: argparse.Namespace) -> str:
         from ullage.watch.code.exporter_code import exporter_rule_file
 
         return exporter_rule_file(scope.matchers, spans)
+    if args.engine == GPUS:
+        from ullage.watch.code.gpus import gpu_rule_file
+
+        return gpu_rule_file(scope.matchers, spans)
     return rule_file(ruleset_of(_dialect(args), scope, spans))
 
 
@@ -100,6 +106,10 @@ def _dashboard(args: argparse.Namespace) -> str:
         from ullage.watch.code.exporter_code import exporter_board
 
         return dashboard_json(exporter_board(scope.matchers))
+    if args.engine == GPUS:
+        from ullage.watch.code.gpu_board import gpu_board
+
+        return dashboard_json(gpu_board(scope.matchers))
     return dashboard_json(board_of(_dialect(args), scope))
 
 
@@ -113,9 +123,10 @@ def _scope(args: argparse.Namespace) -> Scope:
     from ullage.telemetry.promql_text import selector_of
     from ullage.watch.code.expressions import Scope
 
-    if args.engine == EXPORTER and args.by is not None:
-        raise BadUsage("its replicas are told apart by url", field="--by",
-                       expected=f"another --engine than {EXPORTER}")  # fmt: skip
+    apart = {EXPORTER: "replicas are told apart by url", GPUS: "GPUs by host and UUID"}
+    if args.engine in apart and args.by is not None:
+        raise BadUsage(apart[args.engine], field="--by",
+                       expected=f"another --engine than {args.engine}")  # fmt: skip
     return Scope(selector_of(args.selector or "", "--selector"), args.by or _labels(BY))
 
 

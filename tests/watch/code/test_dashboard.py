@@ -20,6 +20,7 @@ from ullage.telemetry.dialects.table import DIALECTS
 from ullage.watch.code.dashboard import dashboard_json
 from ullage.watch.code.exporter_code import OWN, exporter_board, exporter_rule_file
 from ullage.watch.code.expressions import Scope
+from ullage.watch.code.gpu_board import gpu_board
 from ullage.watch.code.panels import board_of
 from ullage.watch.code.records import Spans
 from ullage.watch.exporter import METRICS, PREFIX, exposition
@@ -27,6 +28,7 @@ from ullage.watch.exporter import METRICS, PREFIX, exposition
 BOARDS = {
     **{dialect.engine: board_of(dialect) for dialect in DIALECTS},
     "exporter": exporter_board(),
+    "dcgm": gpu_board(),
 }
 DOCUMENTS: Mapping[str, dict[str, Any]] = {
     name: json.loads(dashboard_json(board)) for name, board in BOARDS.items()
@@ -42,6 +44,7 @@ SHOWN = {
     "triton": ("published/triton-trtllm",) * 2,
     "tgi": ("published/tgi-3",) * 2,
     "lmdeploy": ("published/lmdeploy-0.18",) * 2,
+    "dcgm": ("published/gpus/dcgm-exporter-3.3", "published/gpus/dcgm-exporter-4.9"),
 }
 
 

@@ -13,16 +13,18 @@ from tests.telemetry.prometheus_server import NEEDS_PROMTOOL
 from ullage.cli.watch_code import add_arguments
 from ullage.telemetry.dialects.table import DIALECTS
 from ullage.telemetry.promql_text import metrics_in
-from ullage.watch.code.alerts import ABSENT, ALERTS, IMPOSSIBLE, keys_in
+from ullage.watch.code import gpus
+from ullage.watch.code.alert import keys_in
+from ullage.watch.code.alerts import ABSENT, ALERTS, IMPOSSIBLE
 from ullage.watch.code.expressions import Scope
 from ullage.watch.code.records import Spans, duration, records_of
-from ullage.watch.code.ruleset import rule_file, ruleset_of
+from ullage.watch.code.ruleset import rule_file, ruleset_of, written_of
 from ullage.watch.rules.table import RULES
 
 ENGINES = {dialect.engine: dialect for dialect in DIALECTS}
 EVERY = [*ALERTS, ABSENT, IMPOSSIBLE]
-# Of what is not told by an engine's own page: GPUs and pods are seen through other exporters.
-WITHOUT_ALERT = {"W018", "W019", "W025"}
+# Kubernetes tells of pods: no exporter that is read here does.
+WITHOUT_ALERT = {"W025"}
 
 
 @NEEDS_PROMTOOL
@@ -40,7 +42,7 @@ def test_promtool_takes_every_file(tmp_path: Path) -> None:
 
 def test_every_rule_has_an_alert_and_every_alert_a_rule() -> None:
     ids = {rule.id for rule in RULES}
-    assert {alert.rule for alert in EVERY} == ids - WITHOUT_ALERT
+    assert {alert.rule for alert in (*EVERY, *gpus.ALERTS)} == ids - WITHOUT_ALERT
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -141,6 +143,12 @@ def test_every_alert_is_documented() -> None:
         hold = duration(one.hold_s) if one.hold_s else "at once"
         link = f"[{alert.rule}](rules/{alert.rule}.md)"
         expected.append(f"| `{alert.name}` | {link} | {one.severity} | {hold} | {whose} |")
+    by_id = {rule.id: rule for rule in RULES}
+    for alert in gpus.ALERTS:
+        one = written_of(alert, "", Spans(), by_id[alert.rule])
+        hold = duration(one.hold_s) if one.hold_s else "at once"
+        link = f"[{alert.rule}](rules/{alert.rule}.md)"
+        expected.append(f"| `{alert.name}` | {link} | {one.severity} | {hold} | GPUs |")
     assert rows == expected
 
 

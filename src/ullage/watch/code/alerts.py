@@ -1,4 +1,4 @@
-"""The alerts: which rule of `watch` each stands for, when it fires, and what it says.
+"""The alerts of engines: which rule of `watch` each stands for, when it fires, what it says.
 
 Data only, on the names of `records`: `$key` is a recorded series of one engine; `$short`, `$recent`
 and `$past` are spans, the past ended `$settled` ago; `$recent_s` and `$scrape_s` are seconds;
@@ -8,11 +8,8 @@ Causes, remedies, severities and thresholds are the rules' own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from string import Template
-from typing import Literal
-
 from ullage.findings.finding import Severity
+from ullage.watch.code.alert import NUMBER, PERCENT, SECONDS, WHO, Alert
 from ullage.watch.rules import (
     balance,
     fragmentation,
@@ -25,45 +22,11 @@ from ullage.watch.rules import (
     shifts,
 )
 
-Hold = Literal["none", "short", "recent"]
-SPANS = frozenset(
-    {"short", "recent", "settled", "past", "recent_s", "scrape_s", "replica", "peers"}
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """One alert. `expr` and `also` are templates; what `expr` needs is what it names.
-
-    `also` are clauses that follow where the engine has what they name. `hold` is how long it must
-    be so before the alert fires. `summary` is Prometheus' template of one line. `severity` None:
-    the rule's.
-    """
-
-    name: str
-    rule: str
-    expr: str
-    hold: Hold
-    summary: str
-    also: tuple[str, ...] = ()
-    severity: Severity | None = None
-
-
-def keys_in(template: str) -> frozenset[str]:
-    """The records that a template names."""
-    return frozenset(Template(template).get_identifiers()) - SPANS
-
-
-WHO = "{{ if $labels.pod }}{{ $labels.pod }}{{ else }}{{ $labels.instance }}{{ end }}"
-PERCENT = "{{ $value | humanizePercentage }}"
-NUMBER = "{{ $value | humanize }}"
-
 WAITS = (
     f"$waiting >= {queues.LEAST_WAITING:g} and min_over_time($waiting[$short]) >= 1"
     f" and $waiting > {queues.LONG_WAIT_S:g} * $through_rate"
 )
 """A queue that is never empty and whose last waits long (Little's law)."""
-SECONDS = "{{ $value | humanizeDuration }}"
 MOST_REPLICAS = 1000
 """Of the fleets whose rate of false alarms is bounded: more replicas have proportionally more."""
 NOISE = 100 * sampling.noise(10_000, MOST_REPLICAS)

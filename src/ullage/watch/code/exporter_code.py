@@ -16,6 +16,7 @@ from ullage.watch.code.ruleset import group_text
 ENGINE = "exporter"
 CHOSEN = 'job=~"$job",url=~"$url"'
 WHO = "{{url}}"
+GPU = "{{url}} {{gpu}}"
 P = "ullage_watch_"
 
 
@@ -28,8 +29,10 @@ class _Chosen:
     def of(self, name: str, *more: str) -> str:
         return f"{P}{name}{{{','.join((*more, self.inner))}}}"
 
-    def lines(self, title: str, unit: str, name: str, most: float | None = None) -> Panel:
-        return Panel(title, unit, (Query(self.of(name), WHO),), most=most)
+    def lines(
+        self, title: str, unit: str, name: str, most: float | None = None, who: str = WHO
+    ) -> Panel:
+        return Panel(title, unit, (Query(self.of(name), who),), most=most)
 
     def spread(self, title: str, name: str) -> Panel:
         queries = tuple(
@@ -160,9 +163,24 @@ def _load_rows(chosen: _Chosen) -> tuple[Row, ...]:
         Row(
             "GPUs",
             (
-                chosen.lines("GPU busy", "percentunit", "gpu_busy_ratio", 1.0),
-                chosen.lines("GPU clock", "hertz", "gpu_sm_clock_hertz"),
-                chosen.lines("GPU memory", "bytes", "gpu_used_bytes"),
+                chosen.lines("GPU busy", "percentunit", "gpu_busy_ratio", 1.0, who=GPU),
+                chosen.lines("GPU clock", "hertz", "gpu_sm_clock_hertz", who=GPU),
+                Panel(
+                    "GPU clock, of the highest",
+                    "percentunit",
+                    (
+                        Query(
+                            f"{chosen.of('gpu_sm_clock_hertz')}"
+                            f" / ({chosen.of('gpu_max_sm_clock_hertz')} > 0)",
+                            GPU,
+                        ),
+                    ),
+                    "Half or less while busy is W018.",
+                    most=1.0,
+                ),
+                chosen.lines("GPU memory", "bytes", "gpu_used_bytes", who=GPU),
+                chosen.lines("GPU temperature", "celsius", "gpu_temperature_celsius", who=GPU),
+                chosen.lines("GPU power", "watt", "gpu_power_watts", who=GPU),
             ),
         ),
     )

@@ -10,29 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
-from ullage.findings.finding import Severity
 from ullage.telemetry.dialects.source import Dialect
-from ullage.watch.code.alerts import (
-    ABOVE_ONE,
-    ABSENT,
-    ALERTS,
-    CORE,
-    IMPOSSIBLE,
-    SHARES,
-    Alert,
-    keys_in,
-)
+from ullage.watch.code.alert import SEVERITIES, Alert, keys_in
+from ullage.watch.code.alerts import ABOVE_ONE, ABSENT, ALERTS, CORE, IMPOSSIBLE, SHARES
 from ullage.watch.code.expressions import OF_ONE, Scope
 from ullage.watch.code.records import ENGINE, Records, Spans, duration, of_engine, records_of
 from ullage.watch.rule import Rule
 from ullage.watch.rules.liveness import WITHOUT_KV
 from ullage.watch.rules.table import RULES
-
-SEVERITIES: Mapping[Severity, str] = {
-    Severity.error: "critical",
-    Severity.warning: "warning",
-    Severity.info: "info",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +71,15 @@ def ruleset_of(dialect: Dialect, scope: Scope = Scope(), spans: Spans = Spans())
             continue
         said = [clause for clause in alert.also if keys_in(clause) <= names.keys()]
         expr = Template(" ".join((alert.expr, *said))).substitute(names)
-        hold_s = {"none": 0.0, "short": spans.short_s, "recent": spans.recent_s}[alert.hold]
-        severity = SEVERITIES[rule.severity if alert.severity is None else alert.severity]
-        alerts.append(Written(alert, expr, hold_s, severity, rule))
+        alerts.append(written_of(alert, expr, spans, rule))
     return RuleSet(dialect, scope, spans, records, tuple(alerts), tuple(left_out))
+
+
+def written_of(alert: Alert, expr: str, spans: Spans, rule: Rule) -> Written:
+    """The alert with its expression filled in."""
+    hold_s = {"none": 0.0, "short": spans.short_s, "recent": spans.recent_s}[alert.hold]
+    severity = SEVERITIES[rule.severity if alert.severity is None else alert.severity]
+    return Written(alert, expr, hold_s, severity, rule)
 
 
 def _of_fields(dialect: Dialect, names: Mapping[str, str]) -> Iterator[Alert]:
@@ -114,7 +104,7 @@ def rule_file(rules: RuleSet) -> str:
         {"record": record.name, "expr": record.promql, "labels": labels}
         for record in rules.records.records
     ]
-    entries += [_alert_entry(written, labels) for written in rules.alerts]
+    entries += [alert_entry(written, labels) for written in rules.alerts]
     return group_text(_head(rules), rules.dialect.engine, rules.spans, entries)
 
 
@@ -138,7 +128,8 @@ def group_text(
     return "".join(f"# {line}\n" for line in head) + text
 
 
-def _alert_entry(written: Written, labels: Mapping[str, str]) -> dict[str, object]:
+def alert_entry(written: Written, labels: Mapping[str, str]) -> dict[str, object]:
+    """The alert as an entry of a group, with the cause and the remedy of its rule."""
     rule = written.rule
     hold = {"for": duration(written.hold_s)} if written.hold_s else {}
     return {
