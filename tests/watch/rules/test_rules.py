@@ -245,6 +245,16 @@ def test_a_prompt_that_does_not_fit_what_is_free_makes_the_queue_memorys():
     assert finding("W005", world).state == "clear"
 
 
+@pytest.mark.parametrize("held", [0.2, 0.5, 0.89])
+def test_a_queue_under_a_preemption_storm_is_memorys_whatever_is_free_just_now(held: float):
+    world = changed(next(case for i, case in CASES if i == "W003"))
+    world.trend("waiting", ramp(0.0, 60.0))
+    world.trend("kv_used_ratio", level(held))
+    memorys = finding("W006", world)
+    assert memorys.state == "fired" and "ran out" in memorys.cause
+    assert finding("W005", world).state == "clear"
+
+
 def test_an_approximate_pool_is_not_compared_where_that_could_decide():
     world = World(approximate=frozenset({"kv_total_tokens"}))
     world.gauges["kv_total_tokens"] = 20_000.0

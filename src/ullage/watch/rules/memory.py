@@ -128,8 +128,7 @@ def _storm(subject: Subject) -> Answer:
     if num < STORM_NUM:
         return Clear(facts)
     through, source = requests_in(now, span)
-    running = span.trends["running"].mean if "running" in span.trends else 0.0
-    share = num / max(1.0, through + running)
+    running, share = _running(span), _preempted_share(span, through)
     facts = (
         *facts,
         Evidence("requests that ended", tidy(through), "requests", source),
@@ -151,6 +150,22 @@ def _storm(subject: Subject) -> Answer:
         (*facts, *told),
         severity=Severity.error if share >= 1 else None,
     )
+
+
+def storms(now: Snapshot, span: Span) -> bool:
+    """Whether W003 fires on the span. Raises Lacking where requests are not counted."""
+    if span.rises.get("preemptions", 0.0) < STORM_NUM:
+        return False
+    return _preempted_share(span, requests_in(now, span)[0]) >= STORM_SHARE
+
+
+def _running(span: Span) -> float:
+    return span.trends["running"].mean if "running" in span.trends else 0.0
+
+
+def _preempted_share(span: Span, through: float) -> float:
+    """Preemptions per request that ended or runs."""
+    return span.rises["preemptions"] / max(1.0, through + _running(span))
 
 
 def _storm_facts(now: Snapshot, span: Span) -> tuple[Evidence, ...]:

@@ -20,6 +20,7 @@ from ullage.watch.rules.facts import (
     recent_of,
     requests_in,
     require,
+    rise_fact,
     seconds,
     source_of,
     stands_still,
@@ -27,6 +28,7 @@ from ullage.watch.rules.facts import (
     trend_fact,
     trend_of,
 )
+from ullage.watch.rules.memory import storms
 from ullage.watch.rules.settings import setting
 from ullage.watch.view import Span, Trend
 
@@ -112,9 +114,10 @@ def _why_waiting(subject: Subject) -> tuple[Snapshot, Span, Queue]:
 
 
 def _lacks_room(now: Snapshot, span: Span) -> bool:
-    """Whether the pool is what is waited for: full, or less is free than a usual prompt takes."""
+    """Whether the pool is what is waited for: full, or less is free than a usual prompt takes, or
+    it keeps running out: each preemption frees much at once, and is no sign of room."""
     held = span.trends["kv_used_ratio"]
-    if max(held.last, held.mean) >= FULL:
+    if max(held.last, held.mean) >= FULL or storms(now, span):
         return True
     used, total = now.gauges.get("kv_used_tokens"), now.gauges.get("kv_total_tokens")
     prompts = span.histograms.get("request_prompt_tokens")
@@ -177,9 +180,14 @@ def _memory_bound(subject: Subject) -> Answer:
     if not queue.long or (queue.deferred_ratio or 0.0) >= 0.5 or not _lacks_room(now, span):
         return Clear(facts)
     engine = now.identity.engine
+    ran_out = ""
+    if held.last < FULL and storms(now, span):
+        facts = (*facts, rise_fact(now, span, "preemptions"))
+        lost = f"{span.rises['preemptions']:,.0f} times in {seconds(span.seconds)}"
+        ran_out = f" and ran out {lost}, so that running requests lost their blocks"
     return Fired(
         f"{queue.waiting.last:,.0f} requests wait{_wait(queue)}, and {percent(held.last)} of the "
-        "KV cache is held: they wait for blocks.",
+        f"KV cache is held{ran_out}: they wait for blocks.",
         f"More KV memory ({setting(engine, 'kv_memory')}), a narrower KV dtype "
         f"({setting(engine, 'kv_dtype')}), a lower {setting(engine, 'max_length')} if answers are "
         "longer than anyone needs, or a replica: faster steps alone change little.",
