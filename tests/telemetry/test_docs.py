@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
+
+from ullage.telemetry.gpus import METRICS
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,3 +21,9 @@ def test_the_tables_are_what_the_dialects_give() -> None:
     assert text.count(writer.BEGIN) == text.count(writer.END) == 1
     between = text.partition(writer.BEGIN)[2].partition(writer.END)[0]
     assert between == writer.tables(), "write it anew: python tools/telemetry_docs.py"
+
+
+def test_every_metric_of_gpus_is_named_and_none_that_is_not_read() -> None:
+    text = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+    section = text.partition("\n## GPUs\n")[2].partition("\n## ")[0]
+    assert sorted(set(re.findall(r"DCGM_FI_\w+", section))) == sorted(METRICS)

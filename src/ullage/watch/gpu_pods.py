@@ -47,7 +47,7 @@ class GpuPods:
         await self._take(wait_s)
         nodes = {look.pod.get("node", "") for look in looks if look.pod is not None} - {""}
         here = [pod for pod in self._pods if pod.runs and pod.node in nodes]
-        self._pages.aim({_url(pod): pod.node for pod in here})
+        self._pages.aim({url_of(pod): pod.node for pod in here})
         told = await self._pages.told(looks, end_s - time.monotonic())
         lacking = nodes - {pod.node for pod in here}
         if not lacking:
@@ -78,7 +78,8 @@ class GpuPods:
                 self._error = str(error)
 
 
-def _url(pod: Pod) -> str:
+def url_of(pod: Pod) -> str:
+    """Where the exporter in the pod is asked."""
     named = dict(pod.ports)
     port = next((named[name] for name in PORT_NAMES if name in named), PORT)
     return f"http://{f'[{pod.ip}]' if ':' in pod.ip else pod.ip}:{port}"
