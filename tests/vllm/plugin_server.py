@@ -206,6 +206,10 @@ class Server:
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
+        self.connect()
+
+    def connect(self) -> None:
+        """With connections of its own, for a server that lost those that there were."""
         headers = {"Authorization": f"Bearer {KEY}"}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=180, trust_env=False)
 
