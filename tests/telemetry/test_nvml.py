@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -186,15 +187,14 @@ def test_a_library_that_breaks_is_said_to(tmp_path, monkeypatch) -> None:
 
 
 def test_a_driver_that_takes_its_time_holds_up_no_round(monkeypatch, tmp_path) -> None:
+    go_on = threading.Event()
+
+    def slowly(urls: Any) -> Any:
+        go_on.wait(60.0)
+        return {URL: (Gpu("0"),)}
+
     async def ask() -> None:
         local = LocalGpus(tmp_path)
-        go_on = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def slowly(urls: Any) -> Any:
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-            return {URL: (Gpu("0"),)}
-
         monkeypatch.setattr(local, "_ask", slowly)
         assert await local.owned((URL,), 0.01) == {URL: NOT_YET}
         go_on.set()
@@ -202,6 +202,27 @@ def test_a_driver_that_takes_its_time_holds_up_no_round(monkeypatch, tmp_path) -
         await local.close()
 
     asyncio.run(ask())
+
+
+def test_what_a_driver_told_before_it_hung_is_not_told_for_long(monkeypatch, tmp_path) -> None:
+    """As one does whose GPU is lost. It keeps nobody from ending."""
+    never = threading.Event()
+    answers = iter([lambda: {URL: (Gpu("0"),)}, never.wait])
+
+    async def ask() -> None:
+        local = LocalGpus(tmp_path)
+        monkeypatch.setattr(local, "_ask", lambda _: next(answers)())
+        assert await local.owned((URL,), 60.0) == {URL: (Gpu("0"),)}
+        assert await local.owned((URL,), 0.01) == {URL: (Gpu("0"),)}, "it may be slow"
+        monkeypatch.setattr(nvml, "STALE_S", 0.0)
+        assert await local.owned((URL,), 0.01) == {URL: NOT_YET}
+        await local.close()
+
+    asyncio.run(ask())
+    (thread,) = [one for one in threading.enumerate() if one.name == "NVML"]
+    assert thread.daemon
+    never.set()
+    thread.join(60.0)
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -90,6 +90,13 @@ def test_a_gpu_that_pods_share_is_each_ones() -> None:
     assert indexes(found(pod("b"), one)) == ["0"]
 
 
+@pytest.mark.parametrize("where", [pod("a"), target(pod="a", namespace="llm", node="gpu-1")])
+def test_a_pod_has_no_gpu_only_for_being_on_its_host(where) -> None:
+    """It may have none: one that computes on the CPU, beside GPUs that nobody has."""
+    absent = found(where, exporter(labels_of(0))).absent
+    assert absent.startswith("no pod is named for the GPUs of gpu-1: no pod has them, or ")
+
+
 def test_gpus_are_in_the_order_of_their_numbers() -> None:
     one = exporter(*(labels_of(number, pod="llm/a") for number in (10, 2, 0)))
     assert indexes(found(pod("a"), one)) == ["0", "2", "10"]
@@ -110,7 +117,6 @@ def test_gpus_are_in_the_order_of_their_numbers() -> None:
         (url("http://localhost:8000"), "gpu-1", "127.0.0.1"),
         (url("http://[::1]:8000"), "", "localhost"),
         (url("http://[fd00::a]:8000"), "", "fd00:0::a"),
-        (pod("a"), "gpu-1", ""),
         (target(instance="gpu-1:8000", job="vllm"), "gpu-1", ""),
         (target(instance="[fd00::a]:8000"), "", "fd00::a"),
         (target(instance="10.1.0.7:8000", node="gpu-1"), "gpu-1", ""),
@@ -141,9 +147,8 @@ def test_another_host_is_another(where, host) -> None:
 def test_of_several_replicas_on_a_host_none_has_its_gpus() -> None:
     one = exporter(labels_of(0), labels_of(1))
     neighbours = {"other": url("http://gpu-1.example.com:8001"), "far": url("http://gpu-9:1")}
-    for where in (url("http://gpu-1:8000"), pod("a")):
-        absent = found(where, one, **neighbours).absent
-        assert absent == "2 replicas are watched on gpu-1, and nothing says which GPU is whose"
+    absent = found(url("http://gpu-1:8000"), one, **neighbours).absent
+    assert absent == "2 replicas are watched on gpu-1, and nothing says which GPU is whose"
 
 
 def test_all_addresses_of_loopback_are_one_machine() -> None:

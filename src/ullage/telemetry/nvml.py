@@ -7,7 +7,9 @@ lacks is a reason in words. Source: nvml.h and pynvml.py of nvidia-ml-py 13.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +27,9 @@ NO_LIBRARY = "NVML: the Python package nvidia-ml-py is not installed"
 FOREIGN_PIDS = (
     "NVML names processes as the machine does, and this runs in a container that names them anew"
 )
-NOT_YET = "NVML has not answered yet"
+NOT_YET = "NVML does not answer"
+STALE_S = 10.0
+"""After which what a driver told before it went silent is told no more."""
 LOOK_AGAIN_S = 10.0
 """How long a server's processes are taken to be the same ones."""
 
@@ -151,6 +155,11 @@ class Nvml:
             return None
 
 
+_Urls = Sequence[str]
+_Answers = Mapping[str, Sequence[Gpu] | str]
+"""url → the GPUs that its processes run on, or why they are not known."""
+
+
 class NoNvml(Exception):
     """There is no NVML, or it tells nothing; `str()` says why."""
 
@@ -162,33 +171,36 @@ def _text(answer: Any) -> str:
 
 class LocalGpus:
     """The GPUs of servers on this machine, asked for in a thread: the first answer of a driver
-    that nobody uses takes seconds."""
+    that nobody uses takes seconds, and one whose GPU is lost may never answer."""
 
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._nvml: Nvml | None = None
         self._processes: Processes | None = None
         self._look_again_s = 0.0
-        self._asking: asyncio.Task[Mapping[str, Sequence[Gpu] | str]] | None = None
-        self._last: Mapping[str, Sequence[Gpu] | str] = {}
+        self._asking: asyncio.Future[_Answers] | None = None
+        self._asked_s = 0.0
+        self._last: _Answers = {}
 
-    async def owned(self, urls: Sequence[str], wait_s: float) -> Mapping[str, Sequence[Gpu] | str]:
+    async def owned(self, urls: Sequence[str], wait_s: float) -> _Answers:
         """url → the GPUs that its processes run on, or why they are not known."""
         if self._asking is None:
-            self._asking = asyncio.create_task(asyncio.to_thread(self._ask, tuple(urls)))
+            self._asked_s = time.monotonic()
+            self._asking = _in_thread(self._ask, tuple(urls))
         await asyncio.wait({self._asking}, timeout=wait_s)
         if self._asking.done():
             asking, self._asking = self._asking, None
             self._last = asking.result()
+        elif time.monotonic() - self._asked_s > STALE_S:
+            self._last = {}
         return {url: self._last.get(url, NOT_YET) for url in urls}
 
     async def close(self) -> None:
-        if self._asking is not None:
-            await asyncio.wait({self._asking})
-        if self._nvml is not None:
+        """Let the driver go; one that does not answer is left to itself."""
+        if self._asking is None and self._nvml is not None:
             self._nvml.close()
 
-    def _ask(self, urls: Sequence[str]) -> Mapping[str, Sequence[Gpu] | str]:
+    def _ask(self, urls: Sequence[str]) -> _Answers:
         if not names_pids_as_the_machine(self._proc):
             return dict.fromkeys(urls, FOREIGN_PIDS)
         try:
@@ -203,6 +215,24 @@ class LocalGpus:
             self._processes = Processes(self._proc)
             self._look_again_s = time.monotonic() + LOOK_AGAIN_S
         return {url: _of(url, devices, self._processes) for url in urls}
+
+
+def _in_thread(ask: Callable[[_Urls], _Answers], urls: _Urls) -> asyncio.Future[_Answers]:
+    """What `ask` answers, from a thread that no end of the program waits for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_Answers] = loop.create_future()
+
+    def take(answers: _Answers) -> None:
+        if not future.done():
+            future.set_result(answers)
+
+    def run() -> None:
+        answers = ask(urls)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(take, answers)
+
+    threading.Thread(target=run, name="NVML", daemon=True).start()
+    return future
 
 
 def _of(url: str, devices: Sequence[Owned], processes: Processes) -> Sequence[Gpu] | str:

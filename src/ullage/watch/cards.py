@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ullage.findings.finding import Severity
 from ullage.pages.words import byte_size, count
+from ullage.telemetry.gpus import NOBODY_ASKED, UNSOUGHT
 from ullage.telemetry.snapshot import Gpu, Histograms
 from ullage.watch import cells
 from ullage.watch.figures import Figures, Spread
@@ -92,6 +93,8 @@ def card(row: Row, width: int) -> list[Text]:
     lines += flow(latencies, width)
     for gpu in figures.gpus:
         lines += flow(_gpu(gpu), width)
+    if figures.absent.get("gpus", NOBODY_ASKED) not in UNSOUGHT:
+        lines += flow([Text(f"GPUs {cells.NONE}", "dim")], width)
     return lines
 
 

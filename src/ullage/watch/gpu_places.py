@@ -161,6 +161,9 @@ class _Places:
             return Found(absent=f"exporters tell of GPUs on {_some(full)}, and {host} may be any")
         of_pods = [one for one in told if one.device.place.pod]
         pods = sorted({f"{o.device.place.namespace}/{o.device.place.pod}" for o in of_pods})
+        if where.pod and not pods:
+            return Found(absent=f"no pod is named for the GPUs of {host}: no pod has them, or the "
+                         "exporter does not ask Kubernetes (DCGM_EXPORTER_KUBERNETES)")  # fmt: skip
         if pods and (where.pod or self._pods.intersection(pods)):
             me = f"{where.namespace}/{where.pod}" if where.pod else "what is no pod"
             return Found(absent=f"the GPUs of {host} belong to {_some(pods)}, none to {me}")
