@@ -14,7 +14,7 @@ test: setup
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow and not vllm"
 
 test-slow: setup
-	$(BIN)/pytest -m "slow and not vllm"
+	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not vllm"
 
 test-vllm: setup
 	bash tools/vllm_setup.sh
