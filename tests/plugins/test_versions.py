@@ -93,6 +93,35 @@ def test_a_child_of_the_server_leaves_the_warning_to_its_parent(
     assert (added, caplog.records) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("named", "parent", "warnings"),
+    [(None, None, 1), (["ullage"], None, 0), (["lora", "ullage"], None, 0), (None, object(), 0)],
+)
+def test_asked_for_without_being_named_it_says_once_that_vllm_loads_no_routes(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: list[str] | None,
+    parent: object,
+    warnings: int,
+) -> None:
+    vllm_of(monkeypatch, "0.32.0")
+    for name in ("vllm.envs", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.core"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    core = type("EngineCore", (), {})
+    monkeypatch.setattr(sys.modules["vllm.v1.engine.core"], "EngineCore", core, raising=False)
+    envs = sys.modules["vllm.envs"]
+    monkeypatch.setattr(envs, "VLLM_PLUGINS", named, raising=False)
+    monkeypatch.setattr(sys.modules["vllm"], "envs", envs, raising=False)
+    monkeypatch.setenv("ULLAGE_VLLM", "1")
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    plugin.general()
+    plugin.general()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == warnings
+    assert all("VLLM_PLUGINS=ullage" in sentence for sentence in told)
+    assert hasattr(core, "ullage_attach")
+
+
 def test_insides_that_moved_are_told_once_and_stop_no_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -164,6 +164,9 @@ def test_without_being_asked_for_nothing_is_there(
     assert server.ask([5, 6], 3).status_code == 200
     assert not [name for name in server.metrics() if "ullage" in name]
     assert "ullage_vllm" not in server.said().replace("ullage_vllm.plugin:", "")
+    # Who asks for it in one place only is told of the other, once.
+    half = environment == {"ULLAGE_VLLM": "1"}
+    assert server.said().count("set VLLM_PLUGINS=ullage") == half
 
 
 def test_on_a_version_that_it_does_not_know_it_says_so_once_and_is_not_there(

@@ -27,6 +27,7 @@ def general() -> None:
             from ullage_vllm import engine
 
             engine.add_methods(EngineCore)
+            _say_if_unnamed()
         except Exception as error:  # it must not stop a server
             _warn(f"steps aside: {error!r}")
 
@@ -130,10 +131,25 @@ def _known() -> bool:
     from vllm.version import __version__ as version
 
     objection = versions.objection(version)
-    # Said by the process that the operator started; it loads plugins before its children do.
-    if objection and multiprocessing.parent_process() is None:
+    if objection and _is_first():
         _warn(f"steps aside: {objection}")
     return not objection
+
+
+def _say_if_unnamed() -> None:
+    """Asked for, and yet vLLM will load no routes: it wants endpoint plugins named."""
+    import vllm.envs as envs
+
+    if envs.VLLM_PLUGINS is None and _is_first():
+        _warn(
+            f"has {versions.SWITCH}=1, but VLLM_PLUGINS does not name it, so that vLLM loads "
+            "neither its routes nor its metrics: set VLLM_PLUGINS=ullage, with your other plugins"
+        )
+
+
+def _is_first() -> bool:
+    """Of the processes that the operator started; each loads plugins before its children do."""
+    return multiprocessing.parent_process() is None
 
 
 def _warn(sentence: str) -> None:
