@@ -101,7 +101,10 @@ def test_the_page_is_found(place: str) -> None:
 REFUSED: dict[str, tuple[Answer, str]] = {
     "no route": (status(404), "/metrics: HTTP 404"),
     "500": (status(500), "HTTP 500"),
-    "no key": (status(401), "HTTP 401: it wants another key"),
+    "no key": (
+        status(401),
+        "/metrics and /prometheus/metrics: HTTP 401: it wants a key (--api-key)",
+    ),
     "elsewhere": (
         status(302, headers=b"Location: http://evil.example/metrics\r\n"),
         "it sends elsewhere, to 'http://evil.example/metrics'",
@@ -168,6 +171,16 @@ def test_who_answers_is_asked_once_and_again_when_it_is_another_process() -> Non
     identities = [look.snapshot.identity for look in looks if look.snapshot]
     assert [identity.version for identity in identities] == ["0.32.0"] * 2 + ["0.33.0"] * 2
     assert identities[0].models == ("m",) and identities[0].adapters == ("style",)
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_what_is_guarded_by_a_key_is_said_to_be(code: int) -> None:
+    """vLLM's --api-key guards /v1 and leaves /metrics open."""
+    look = looked({"/metrics": page(), "/version": told(version="1"), "/v1/models": status(code)})
+    assert look.snapshot and look.snapshot.identity.version == "1"
+    assert look.snapshot.identity.max_model_len is None
+    why = f"/v1/models: HTTP {code}: it wants a key (--api-key)"
+    assert look.snapshot.identity.why_unsaid == why
 
 
 def test_the_models_are_asked_for_again_since_adapters_come_and_go(
@@ -254,7 +267,7 @@ def test_the_dead_are_asked_less_and_less_and_their_look_stays_the_same() -> Non
     looks, asked = asyncio.run(run())
     assert asked == 2  # the third attempt waits for a second
     assert len({look.time_s for look in looks}) == 2
-    assert {look.error for look in looks} == {"/metrics: HTTP 404; /prometheus/metrics: HTTP 404"}
+    assert {look.error for look in looks} == {"/metrics and /prometheus/metrics: HTTP 404"}
 
 
 def test_who_comes_back_is_seen_after_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:

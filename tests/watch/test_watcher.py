@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.watch.test_history import START_S, answered, failed, snapshot
+from ullage.telemetry.prometheus_api import QueryFailed
 from ullage.telemetry.scrape import Look
 from ullage.telemetry.snapshot import Identity
 from ullage.watch import watcher as watching
@@ -111,22 +112,38 @@ def test_a_source_that_fails_is_said_and_watching_goes_on() -> None:
     )
     first, second, third, fourth = sights_of(source, 4)
     assert (first.error, first.views[0].error) == ("", "")
-    assert second.error == second.views[0].error == "OSError: no route"
-    assert third.error == "KeyError"
+    assert second.error == second.views[0].error == "no route"
+    assert third.error == "a fault of ullage's own: KeyError"
     assert second.views[0].now == first.views[0].now  # what was known stays, and is old
     assert fourth.error == "" == fourth.views[0].error
     assert fourth.views[0].last and fourth.views[0].last.num_failed == 2
 
 
+def test_a_source_that_fails_is_no_replicas_silence() -> None:
+    """A Prometheus that restarts must not tell of a thousand replicas that do not answer."""
+    source = Scripted(lambda: (good(1),), raising(OSError("down")), lambda: (failed(2),))
+    states = [
+        next(one.finding.state for one in sight.judged if one.finding.id == "W017")
+        for sight in sights_of(source, 3)
+    ]
+    assert states == ["clear", "not_evaluable", "fired"]
+
+
+@pytest.mark.parametrize("error", [QueryFailed("http://p: HTTP 502"), OSError("no route")])
+def test_what_is_foreseen_is_said_in_its_own_words(error: Exception) -> None:
+    (sight,) = sights_of(Scripted(raising(error)), 1)
+    assert sight.error == str(error)
+
+
 def test_a_source_that_fails_at_once_is_a_sight_without_replicas() -> None:
     (sight,) = sights_of(Scripted(raising(OSError("down"))), 1)
-    assert sight.views == () and sight.error == "OSError: down"
+    assert sight.views == () and sight.error == "down"
 
 
 def test_a_source_that_hangs_has_failed_after_its_time() -> None:
     source = Scripted(lambda: (good(),), pause_s=[3600.0, 0.0])
     first, second = sights_of(source, 2, interval_s=5.0)
-    assert first.error == "TimeoutError" and not second.error
+    assert first.error == "no answer within 65 s" and not second.error
     assert source.times == [0.0, watching.STUCK_S + 10.0]
 
 

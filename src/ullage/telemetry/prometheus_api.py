@@ -14,14 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 import httpx2
 
-from ullage.errors import BadUsage
+from ullage.errors import BadUsage, Unreachable
 from ullage.telemetry.bounded import fetch
 
 Series = tuple[Mapping[str, str], str]
 """(labels, `__name__` among them, value as it was written), of one instant."""
 
 
-class QueryFailed(Exception):
+class QueryFailed(Unreachable):
     """The server did not answer, or with an error; `str()` says which."""
 
 

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ullage.telemetry.prometheus_api import (
     Access,
@@ -230,7 +230,8 @@ class PrometheusSource:
 
     def _failed(self, shard: Sequence[_Replica], now_s: float, why: str) -> None:
         for replica in shard:
-            replica.look = replica.said(now_s + self._skew_s, None, why)
+            look = replica.said(now_s + self._skew_s, None, why)
+            replica.look = replace(look, asked=False)
 
     def _look_of(self, replica: _Replica, now_s: float) -> Look:
         scraped_s = replica.scraped_s + self._skew_s

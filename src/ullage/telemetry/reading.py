@@ -36,7 +36,8 @@ class Told:
     """What a server says of itself on routes other than /metrics. "" or None: it does not say.
 
     `engine` is a dialect's name where a route shows it (`/ullage/kv`, `/get_server_info`, `/props`,
-    `/info`). `settings` are by the engine's own names. `started_s` is Unix time.
+    `/info`). `settings` are by the engine's own names. `started_s` is Unix time. `refused` says
+    which route was not answered for want of a key.
     """
 
     engine: str = ""
@@ -46,6 +47,7 @@ class Told:
     max_model_len: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     started_s: float | None = None
+    refused: str = ""
 
 
 NOTHING_TOLD = Told()
@@ -184,6 +186,7 @@ def _identity(plan: Plan, changing: bytes, told: Told, facts: Mapping[Fact, floa
         adapters=adapters,
         settings={**page.settings, **told.settings} if told.settings else page.settings,
         started_s=told.started_s if told.started_s is not None else facts.get("started_s"),
+        unsaid=told.refused,
     )
 
 

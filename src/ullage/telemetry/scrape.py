@@ -36,6 +36,7 @@ MAX_REASON_CHARS = 200
 TELL_AGAIN_S = 60.0
 """How often the models are asked for again: adapters come and go while a server runs."""
 TELL_WITHIN_S = 2.0
+UNAUTHORIZED = (401, 403)
 SAME_START_S = 2.0
 """Start times nearer than this are one process: some are worked out from a clock that is set."""
 
@@ -45,7 +46,8 @@ class Look:
     """One scrape of one endpoint: its snapshot, or None and why not.
 
     `url` names the endpoint as it was given, `time_s` (Unix) is when it answered or failed. A look
-    with the time of the one before is that one again: it was not asked since. `pod` is what
+    with the time of the one before is that one again: it was not asked since. `asked` is False
+    where its source failed, and nothing is known of the endpoint. `pod` is what
     Kubernetes says of it, where it was asked; `labels` are what Prometheus calls it, likewise.
     """
 
@@ -53,6 +55,7 @@ class Look:
     time_s: float
     snapshot: Snapshot | None
     error: str = ""
+    asked: bool = True
     pod: Mapping[str, str] | None = None
     labels: Mapping[str, str] | None = None
 
@@ -81,6 +84,7 @@ class Endpoint:
         self.url = url
         self._clock = clock
         self._connection = Connection(origin, api_key=api_key)
+        self._has_key = api_key is not None
         given = next((known for known in reversed(PATHS) if path.endswith(known)), None)
         # What OpenAI's clients call the base URL ends with /v1.
         self._base = path.removesuffix(given or "/v1")
@@ -164,23 +168,26 @@ class Endpoint:
                 answer = await self._connection.get(self._base + route)
         except (NoAnswer, TimeoutError):
             return None
+        if answer.status in UNAUTHORIZED:
+            return Told(refused=f"{route}: {why_not_a_page(answer, has_key=self._has_key)}")
         return told_by(route, answer.body) if answer.status == 200 else None
 
     async def _page(self) -> bytes:
         """The page's body. Raises NoAnswer that says what every path answered."""
-        refusals = []
+        refusals: dict[str, list[str]] = {}
         for path in (self._path,) if self._path else self._paths:
             answer = await self._connection.get(path)
             if _is_sent_to(answer, path + "/"):
                 path += "/"
                 answer = await self._connection.get(path)
-            refusal = why_not_a_page(answer)
+            refusal = why_not_a_page(answer, has_key=self._has_key)
             if not refusal:
                 self._path = path
                 return answer.body
-            refusals.append(f"{path}: {refusal}")
+            refusals.setdefault(refusal, []).append(path)
         self._path = None
-        raise NoAnswer("; ".join(refusals))
+        said = (f"{' and '.join(paths)}: {refusal}" for refusal, paths in refusals.items())
+        raise NoAnswer("; ".join(said))
 
 
 def _is_sent_to(answer: Answer, path: str) -> bool:
@@ -192,10 +199,11 @@ def _is_sent_to(answer: Answer, path: str) -> bool:
     return to == path or ("://" in to and "/" + to.partition("://")[2].partition("/")[2] == path)
 
 
-def why_not_a_page(answer: Answer) -> str:
+def why_not_a_page(answer: Answer, *, has_key: bool = True) -> str:
     """ "" for what may be a page of metrics: what it means is for its reader to say."""
-    if answer.status in (401, 403):
-        return f"HTTP {answer.status}: it wants another key"
+    if answer.status in UNAUTHORIZED:
+        wanted = "another key" if has_key else "a key (--api-key)"
+        return f"HTTP {answer.status}: it wants {wanted}"
     if 300 <= answer.status < 400:
         return f"it sends elsewhere, to {answer.headers.get('location', '')[:80]!r}"
     if answer.status != 200:

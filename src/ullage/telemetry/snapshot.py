@@ -70,7 +70,8 @@ class Identity:
     "" when no dialect knows the page. `versions` came from the server (`/version` or a label).
     `settings` are what it tells of its flags, by the engine's own names (the labels of
     vllm:cache_config_info, `/get_server_info`, …). `started_s` is Unix time. `num_engines` counts
-    the data-parallel engines behind the page.
+    the data-parallel engines behind the page. `unsaid` is why nothing else is known, where the
+    server refused to say it.
     """
 
     engine: str = ""
@@ -83,6 +84,12 @@ class Identity:
     adapters: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     started_s: float | None = None
+    unsaid: str = ""
+
+    @property
+    def why_unsaid(self) -> str:
+        """Why a fact of this server that is not known is not."""
+        return self.unsaid or "the server does not say it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ def _joined(one: Told, two: Told) -> Told:
         max_model_len=one.max_model_len if one.max_model_len is not None else two.max_model_len,
         settings={**two.settings, **one.settings},
         started_s=one.started_s if one.started_s is not None else two.started_s,
+        refused=one.refused or two.refused,
     )
 
 

@@ -86,7 +86,7 @@ def replica_document(view: View, figures: Figures) -> dict[str, object]:
 
 def _absent_identity(figures: Figures) -> dict[str, str]:
     """Why the facts of the server that are null are so."""
-    why = "the server does not say it" if figures.identity else figures.absent["engine"]
+    why = figures.identity.why_unsaid if figures.identity else figures.absent["engine"]
     names = ("max_model_len", "block_size", "num_blocks", "num_engines", "started_s")
     unknown = {
         name: why

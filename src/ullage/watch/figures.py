@@ -262,7 +262,7 @@ def _identity(found: _Gathering, identity: Identity) -> None:
     if not identity.engine:
         found.absent["engine"] = "the page has the names of no engine that is known here"
     if not identity.version:
-        found.absent["version"] = "the server does not say it"
+        found.absent["version"] = identity.why_unsaid
 
 
 def _time_to_full(found: _Gathering, view: View) -> TimeToFull | None:

@@ -62,6 +62,7 @@ class History:
     def __init__(self, url: str) -> None:
         self._url = url
         self._error = ""
+        self._asked = True
         self._pod: Mapping[str, str] | None = None
         self._known = Known()
         self._failed_s: float | None = None
@@ -79,8 +80,9 @@ class History:
         told them."""
         if look.pod is not None and look.pod != self._pod:
             self._known.take_pod(look.pod, look.time_s)
-        if (look.pod, look.error) != (self._pod, self._error):
+        if (look.pod, look.error, look.asked) != (self._pod, self._error, self._asked):
             self._pod, self._error, self._view = look.pod, look.error, None
+            self._asked = look.asked
         if look.snapshot is None:
             self._fail(look.time_s)
         elif self._now is None or look.snapshot.time_s != self._now.time_s:
@@ -213,6 +215,7 @@ class History:
             unchanged_s=now.time_s - self._moved_s if now else 0.0,
             still_s={name: now.time_s - self._rose_s[name] for name in now.counters} if now else {},
             busy_s=now.time_s - self._busy_since_s if now and self._busy_since_s else 0.0,
+            asked=self._asked,
             num_swaps=sum(1 for at in self._swaps_s if now and at > now.time_s - RECENT_S),
             pod=self._pod,
         )

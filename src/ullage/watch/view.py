@@ -85,7 +85,8 @@ class View:
     counter that is known has not risen (0 where it did since the scrape before). `busy_s`: for how
     long every answer has told of requests that run or wait. `num_swaps`: how often in RECENT_S
     another process than before answered that had run all the while, as behind a balancer; spans
-    begin anew then. `pod` is what Kubernetes says of it.
+    begin anew then. `asked` is False where the source of replicas
+    failed, and nothing is known of this one. `pod` is what Kubernetes says of it.
     """
 
     url: str
@@ -99,4 +100,5 @@ class View:
     still_s: Mapping[Counter, float] = field(default_factory=dict)
     busy_s: float = 0.0
     num_swaps: int = 0
+    asked: bool = True
     pod: Mapping[str, str] | None = None

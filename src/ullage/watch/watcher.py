@@ -32,6 +32,15 @@ class PartlyKnown(Exception):
         self.looks = looks
 
 
+def _in_words(error: Exception, within_s: float) -> str:
+    """What is foreseen in its own words, anything else with the name that a report of it needs."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return f"no answer within {within_s:g} s"
+    if isinstance(error, UllageError | OSError) and str(error):
+        return str(error)
+    return f"a fault of ullage's own: {type(error).__name__}: {error}".removesuffix(": ")
+
+
 class Source(Protocol):
     """Where looks come from: one for each replica that is known, whatever became of it.
 
@@ -72,11 +81,9 @@ class Watcher:
         except PartlyKnown as raised:
             error, looks = str(raised), raised.looks
         except Exception as raised:  # whatever a source runs into, watching goes on and says so
-            error = str(raised) or type(raised).__name__
-            if str(raised) and not isinstance(raised, UllageError):
-                error = f"{type(raised).__name__}: {raised}"
+            error = _in_words(raised, STUCK_S + self._interval_s)
             now_s = self._clock.now()
-            looks = tuple(Look(url, now_s, None, error) for url in self._histories)
+            looks = tuple(Look(url, now_s, None, error, asked=False) for url in self._histories)
         time_s = self._clock.now()
         self._push(looks, time_s)
         views = tuple(history.view() for history in self._histories.values())

@@ -9,7 +9,7 @@ import pytest
 
 from tests.watch.rules.cases import CASES, NOW_S, WHY, Case, World, changed, level, ramp, seen_as
 from ullage.findings.finding import Finding
-from ullage.telemetry.snapshot import Gpu
+from ullage.telemetry.snapshot import Gpu, Identity
 from ullage.watch.rule import judge
 from ullage.watch.rules.settings import NAMES, PLAIN, setting
 from ullage.watch.rules.table import RULES, judge_all
@@ -253,6 +253,38 @@ def test_a_queue_under_a_preemption_storm_is_memorys_whatever_is_free_just_now(h
     memorys = finding("W006", world)
     assert memorys.state == "fired" and "ran out" in memorys.cause
     assert finding("W005", world).state == "clear"
+
+
+def test_what_a_server_refuses_to_say_is_asked_for():
+    world = World(who=Identity("vllm", unsaid="/v1/models: HTTP 401: it wants a key (--api-key)"))
+    for rule_id, name in (("W002", "block_size"), ("W008", "max_model_len")):
+        (missing,) = finding(rule_id, world).missing
+        assert missing == f"{name} (/v1/models: HTTP 401: it wants a key (--api-key))"
+
+
+def test_pages_that_are_known_and_not_measured_for_long_are_not_called_absent():
+    world = World(without=frozenset({"request_prompt_tokens"}))
+    world.recent.trends["page_utilization_ratio"] = level(0.9, num=2)
+    missing, _ = finding("W002", world).missing
+    assert missing == "page_utilization_ratio in 4 scrapes, with requests that run"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("connection refused", "Nothing listens there"),
+        ("nowhere.example has no address", "Check the name"),
+        ("/metrics: HTTP 401: it wants a key (--api-key)", "--api-key"),
+        ("/metrics: HTTP 403: it wants another key", "--api-key"),
+        ("/metrics and /prometheus/metrics: HTTP 404", "Check the path"),
+        ("/metrics: it sends elsewhere, to 'https://x/'", "Give the address"),
+        ("its certificate is not trusted: self-signed", "SSL_CERT_FILE"),
+        ("no whole answer within 10 s", "the event loop is blocked"),
+    ],
+)
+def test_the_remedy_for_silence_is_that_of_its_kind(error: str, remedy: str):
+    found = finding("W017", World(error=error))
+    assert found.state == "fired" and remedy in found.remedy and found.remedy.endswith(".")
 
 
 def test_an_approximate_pool_is_not_compared_where_that_could_decide():

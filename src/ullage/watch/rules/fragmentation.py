@@ -17,6 +17,7 @@ from ullage.watch.rules.facts import (
     Lacking,
     answer_of,
     answering,
+    knows,
     percent,
     recent_of,
     require,
@@ -31,6 +32,8 @@ from ullage.watch.view import Span
 POOR = 0.7
 GOOD = 0.9
 LEAST_REQUESTS = 20
+MEASURED_SCRAPES = 4
+MEASURED = f"in {MEASURED_SCRAPES} scrapes, with requests that run"
 HELD = 0.5
 """Below half a pool, room lost inside pages is room that nobody asks for."""
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -87,7 +90,7 @@ def _fragmentation(subject: Subject) -> Answer:
     require(now, "kv_used_ratio")
     size = now.identity.block_size
     if size is None:
-        raise Lacking("block_size (the server does not tell it)")
+        raise Lacking(f"block_size ({now.identity.why_unsaid})")
     span = recent_of(subject)
     held = trend_of(now, span, "kv_used_ratio")
     facts: tuple[Evidence, ...] = (
@@ -97,9 +100,10 @@ def _fragmentation(subject: Subject) -> Answer:
     measured = _measured(span)
     lengths = _lengths(now, span)
     if measured is None and lengths is None:
-        why = now.why_absent("page_utilization_ratio")
+        known = knows(now, "page_utilization_ratio")
+        why = "(" + now.why_absent("page_utilization_ratio") + ")"
         raise Lacking(
-            f"page_utilization_ratio ({why})",
+            f"page_utilization_ratio {MEASURED if known else why}",
             f"{LEAST_REQUESTS} requests in request_prompt_tokens, and their answers",
         )
     modelled = use_of_pages(size, *lengths) if lengths else None
@@ -135,7 +139,7 @@ def _fragmentation(subject: Subject) -> Answer:
 
 def _measured(span: Span) -> float | None:
     trend, running = span.trends.get("page_utilization_ratio"), span.trends.get("running")
-    if trend is None or trend.num < 4 or running is None or running.mean < 1:
+    if trend is None or trend.num < MEASURED_SCRAPES or running is None or running.mean < 1:
         return None
     return trend.mean
 

@@ -1,13 +1,13 @@
-"""Rules about whether a replica works at all: W009 stuck, W011 inert, W012 restarts, W017 silent,
-W021 asleep.
+"""Rules about whether a replica that answers works: W009 stuck, W011 inert, W012 restarts, W021
+asleep.
 
-Holds no thresholds on load; those are `memory.py`'s and `queues.py`'s.
+Holds no thresholds on load (`memory.py`, `queues.py`); who does not answer is `silence.py`'s.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ullage.findings.answer import Answer, Clear, Fired
 from ullage.findings.finding import Evidence, Severity
@@ -29,8 +29,7 @@ from ullage.watch.rules.facts import (
     tokenless_s_of,
     trend_fact,
 )
-from ullage.watch.rules.pods import begins, leaves
-from ullage.watch.view import GONE, RECENT_S, Span
+from ullage.watch.view import RECENT_S, Span
 
 STUCK_S = 60.0
 """A prompt chunk of 8,192 tokens took 3.5 s on the slowest report of a GPU (a DGX recipe's issue
@@ -248,39 +247,6 @@ def _restarted(subject: Subject) -> Answer:
     )
 
 
-# Part of every rollout. What lasts too long for one is W025's.
-MEANT_TO_BE_SILENT: tuple[tuple[str, Callable[[Subject], bool]], ...] = (
-    ("a replica that is still there (nothing names it any longer)",
-     lambda subject: subject.view.error == GONE),
-    ("an engine that has started (its pod has yet to be ready)", begins),
-    ("an engine that is to go on (its pod was asked to end)", leaves),
-)  # fmt: skip
-
-
-@answering
-def _silent(subject: Subject) -> Answer:
-    view = subject.view
-    if not view.error:
-        if view.now is None:
-            raise Lacking("a scrape")
-        return Clear((Evidence("last answer", tidy(round(view.now.time_s)), "Unix s", "measured"),))
-    for what, holds in MEANT_TO_BE_SILENT:
-        if holds(subject):
-            raise Lacking(what)
-    facts = [Evidence("error", view.error, "", "the last scrape")]
-    since = "It has never answered"
-    if view.now is not None:
-        ago = max(0.0, subject.time_s - view.now.time_s)
-        facts.append(Evidence("last answer", tidy(round(ago, 1)), "s ago", "measured"))
-        since = f"It answered {seconds(ago)} ago and does not now"
-    return Fired(
-        f"{since}: {view.error}.",
-        "See whether the process lives and whether its API answers: when only /metrics is "
-        "silent, the path is guarded; when both are, the event loop is blocked.",
-        tuple(facts),
-    )
-
-
 def _sleeps(now: Snapshot) -> tuple[str, ...]:
     """How it sleeps; empty where it is awake, or one of its engines is, or it does not tell."""
     states = now.labelled.get("sleep_state", {})
@@ -348,18 +314,6 @@ RULES = (
         source="Prometheus: counters are reset by restarts; vllm 0.32 aborts requests on SIGTERM",
         example="process_start_time_seconds later than in the scrape before",
         check=_restarted,
-    ),
-    Rule(
-        id="W017",
-        title="Answers to scrapes",
-        severity=Severity.error,
-        category="liveness",
-        why="What does not answer is not watched, and often does not serve either: a blocked event "
-        "loop silences /metrics and the API alike.",
-        fix="See whether the process lives, then whether the path is right.",
-        source="vllm#24910: a tokenizer blocks the event loop for 28.8 s",
-        example="connection refused after it had answered",
-        check=_silent,
     ),
     Rule(
         id="W021",

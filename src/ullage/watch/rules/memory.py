@@ -221,7 +221,7 @@ def _smaller_than_a_request(subject: Subject) -> Answer:
     now = answer_of(subject)
     longest = now.identity.max_model_len
     if "kv_total_tokens" not in now.gauges or longest is None:
-        missing = [] if longest is not None else ["max_model_len (the server does not tell it)"]
+        missing = [] if longest is not None else [f"max_model_len ({now.identity.why_unsaid})"]
         if "kv_total_tokens" not in now.gauges:
             missing.insert(0, f"kv_total_tokens ({now.why_absent('kv_total_tokens')})")
         raise Lacking(*missing)

@@ -21,6 +21,7 @@ from ullage.watch.rules import (
     prefix,
     queues,
     shifts,
+    silence,
 )
 from ullage.watch.view import View
 
@@ -32,6 +33,7 @@ RULES: tuple[Rule, ...] = tuple(
             *prefix.RULES,
             *queues.RULES,
             *liveness.RULES,
+            *silence.RULES,
             *balance.RULES,
             *shifts.RULES,
             *identity.RULES,
