@@ -55,9 +55,9 @@ class Look:
     time_s: float
     snapshot: Snapshot | None
     error: str = ""
-    asked: bool = True
     pod: Mapping[str, str] | None = None
     labels: Mapping[str, str] | None = None
+    asked: bool = True
 
 
 class Clock:
