@@ -127,6 +127,34 @@ def test_once_as_a_table(engine, capsys):
     assert printed.err == ""
 
 
+def test_a_server_that_is_named_twice_is_watched_once_and_summed_once(engine, capsys):
+    port = engine.url.rpartition(":")[2]
+    again = f"127.0.0.1:{port}/metrics"
+    assert once(engine.url, again, "--output", "json") == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert [replica["url"] for replica in document["replicas"]] == [engine.url]
+    assert document["totals"]["running"] == {"value": 3, "num_replicas": 1}
+    assert printed.err == f"ullage watch: {again} is {engine.url}: watched once\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rule"], "'rule'; expected the word rules and no URL, or http://rule for a host"),
+        (["h:80", "dashboards"], "expected the word dashboard and no URL"),
+        (["h:80", "rules"], "expected the word rules and no URL"),
+        (["h:80", "--select", "W001", "--ignore", "W001"], "--ignore: it leaves no rule"),
+        (["h:80", "--exporter", "0.0.0.0:0"], "expected a key (--listen-api-key), or 127.0.0.1"),
+        (["h:80", "--web", ""], "--web: ''; expected [HOST]:PORT"),
+    ],
+)
+def test_what_was_surely_not_meant_is_one_sentence(arguments, says, capsys):
+    assert main(["watch", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
 def test_one_that_is_down_is_a_replica_with_an_error_and_no_failure(engine, nobody, capsys):
     assert once(engine.url, nobody, "--output", "json") == 0
     replicas = json.loads(capsys.readouterr().out)["replicas"]

@@ -69,6 +69,28 @@ def told(**answer: object) -> Answer:
     return page(json.dumps(answer).encode())
 
 
+SAME = (
+    "h:80",
+    "h",
+    "http://h",
+    "http://h/",
+    "HTTP://H:80/metrics",
+    "h/v1",
+    " h/prometheus/metrics",
+)
+
+
+@pytest.mark.parametrize("one", SAME)
+@pytest.mark.parametrize("two", SAME)
+def test_a_server_that_is_named_twice_is_known_to_be_one(one: str, two: str) -> None:
+    assert scrape.twice_named(["other:80", one, two]) == ({two: one} if one != two else {})
+
+
+@pytest.mark.parametrize("url", ["h:81", "https://h", "h/a", "i", "[::1]"])
+def test_another_port_scheme_path_or_host_is_another_server(url: str) -> None:
+    assert scrape.twice_named(["h", url]) == {}
+
+
 # --- where the page is ----------------------------------------------------------------------------
 
 FOUND: dict[str, tuple[dict[str, Answer], str]] = {

@@ -55,6 +55,14 @@ RISES = (
 )
 
 
+def test_whether_it_is_up_is_not_known_of_one_that_nobody_could_ask() -> None:
+    unasked = sights.view(url="http://b", error="http://prometheus: HTTP 502", asked=False)
+    exporter = Exporter()
+    exporter.take(sights.sight(sights.view(), unasked, judged=()))
+    found = {key for key in samples(exporter.page()) if key[0] == "ullage_watch_up"}
+    assert found == {("ullage_watch_up", (("url", sights.URL),))}
+
+
 def samples(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample as Prometheus' own parser reads it; a series twice is a failure."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}

@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ullage.cli import watch_code, watch_gpus
@@ -102,6 +103,11 @@ def run(args: argparse.Namespace) -> int:
     """Watch until there is an answer (--once) or somebody stops it."""
     if args.urls[:1] and args.urls[0] in WRITTEN:
         return watch_code.run(args)
+    for url in args.urls:
+        if meant := get_close_matches(url, WRITTEN, 1, 0.8):
+            raise BadUsage(
+                repr(url), expected=f"the word {meant[0]} and no URL, or http://{url} for a host"
+            )
     watch_code.require_none(args)
     _require_meant(args)
     import asyncio
@@ -224,9 +230,13 @@ def _source(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
 
 
 def _direct(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
-    from ullage.telemetry.scrape import DirectSource
+    from ullage.telemetry.scrape import DirectSource, twice_named
 
-    source = DirectSource(args.urls, interval_s=args.interval, api_key=args.api_key)
+    again = twice_named(args.urls)
+    for url, before in again.items():
+        print(f"ullage watch: {url} is {before}: watched once", file=sys.stderr)
+    urls = [url for url in args.urls if url not in again]
+    source = DirectSource(urls, interval_s=args.interval, api_key=args.api_key)
     stack.push_async_callback(source.close)
     return source
 
@@ -399,6 +409,8 @@ def _chosen(args: argparse.Namespace) -> Callable[[Sight], Sight]:
     known = [rule.id for rule in RULES]
     selected = _ids(args.select, known, "--select") or frozenset(known)
     kept = selected - _ids(args.ignore, known, "--ignore")
+    if not kept:
+        raise BadUsage("it leaves no rule", field="--ignore", expected="fewer than --select names")
     if kept == frozenset(known):
         return lambda sight: sight
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ullage.telemetry.reading import Told, snapshot_of
 from ullage.telemetry.snapshot import Identity, Snapshot
 from ullage.telemetry.told import MODELS, joined, routes_of, told_by
-from ullage.telemetry.wire import Answer, Connection, NoAnswer, origin_and_path
+from ullage.telemetry.wire import Answer, Connection, NoAnswer, Origin, origin_and_path
 
 # Where engines keep their page, in the order in which they are tried. trtllm-serve answers
 # /metrics with JSON of its iterations and keeps Prometheus' page at the other.
@@ -80,15 +80,12 @@ class Endpoint:
     """One URL: where its page is, who answers there, and when it may be asked again."""
 
     def __init__(self, url: str, *, api_key: str | None, clock: Clock) -> None:
-        origin, path = origin_and_path(url)
+        origin, self._base, given = _place_of(url)
         self.url = url
         self._clock = clock
         self._connection = Connection(origin, api_key=api_key)
         self._has_key = api_key is not None
-        given = next((known for known in reversed(PATHS) if path.endswith(known)), None)
-        # What OpenAI's clients call the base URL ends with /v1.
-        self._base = path.removesuffix(given or "/v1")
-        self._paths = (path,) if given else tuple(self._base + known for known in PATHS)
+        self._paths = tuple(self._base + known for known in ((given,) if given else PATHS))
         self._path: str | None = None
         self._tellings: dict[str, Told] = {}  # by the route that told
         self._told: Told | None = None
@@ -214,6 +211,23 @@ def why_not_a_page(answer: Answer, *, has_key: bool = True) -> str:
     if start.startswith(b"<"):
         return "a web page instead of metrics"
     return ""
+
+
+def _place_of(url: str) -> tuple[Origin, str, str]:
+    """(where the server listens, what its paths begin with, the path of its page where one is
+    given). Raises BadUsage."""
+    origin, path = origin_and_path(url)
+    given = next((known for known in reversed(PATHS) if path.endswith(known)), "")
+    # What OpenAI's clients call the base URL ends with /v1.
+    return origin, path.removesuffix(given or "/v1"), given
+
+
+def twice_named(urls: Sequence[str]) -> dict[str, str]:
+    """URLs of a server that one before them names already → that one. Raises BadUsage."""
+    first: dict[tuple[Origin, str], str] = {}
+    return {
+        url: before for url in urls if (before := first.setdefault(_place_of(url)[:2], url)) != url
+    }
 
 
 class DirectSource:

@@ -196,8 +196,9 @@ def _gpu(field: str) -> Callable[[Round], Iterator[Sample]]:
 
 
 def _up(made: Round) -> Iterator[Sample]:
-    for one in made.figures:
-        yield _of(one), float(one.time_s is not None)
+    for view, one in zip(made.sight.views, made.figures, strict=True):
+        if view.asked:  # else nothing is known of it: source_up tells that
+            yield _of(one), float(one.time_s is not None)
 
 
 def _info(made: Round) -> Iterator[Sample]:

@@ -29,7 +29,9 @@ def address_of(text: str, *, field: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT) or (
         ":" in host and not (host.startswith("[") and host.endswith("]"))
     ):
-        raise BadUsage(text[:200], field=field, expected="[HOST]:PORT, with a port up to 65535")
+        raise BadUsage(
+            repr(text[:200]), field=field, expected="[HOST]:PORT, with a port up to 65535"
+        )
     del colon
     return host.strip("[]") or "127.0.0.1", int(port)
 
@@ -65,7 +67,7 @@ async def serving(
         raise BadUsage(
             f"{host} can be reached from elsewhere and there is no key",
             field=field,
-            expected="a key, or 127.0.0.1",
+            expected="a key (--listen-api-key), or 127.0.0.1",
         )
 
     class Quiet(uvicorn.Server):
