@@ -246,7 +246,7 @@ def started(*arguments: str, **more) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_goes_on_line_by_line_until_it_is_stopped(engine, number):
     watch = started(engine.url, "--output", "json")
     assert watch.stdout is not None

@@ -54,6 +54,21 @@ def test_each_round_is_shown_to_all_in_order_and_awaited():
     assert rounds.closed
 
 
+def test_to_be_cancelled_while_a_round_is_under_way_closes_the_rounds():
+    """As asyncio does at a SIGINT that comes before there is a handler of ours."""
+    rounds = Rounds(1)
+
+    async def run() -> None:
+        following = asyncio.ensure_future(follow(rounds, [], asyncio.Event()))
+        await asyncio.sleep(0.05)
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+
+    asyncio.run(run())
+    assert rounds.closed
+
+
 def test_stopping_drops_the_round_that_is_under_way():
     rounds = Rounds(2)
     last = followed(rounds, [], stop=0.1)

@@ -160,7 +160,6 @@ def _require_meant(args: argparse.Namespace) -> None:
 
 async def _watch(args: argparse.Namespace) -> int:
     import asyncio
-    import signal
     from contextlib import AsyncExitStack
 
     from ullage.watch.session import follow
@@ -169,10 +168,10 @@ async def _watch(args: argparse.Namespace) -> int:
     chosen = _chosen(args)
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
+        for number in _stopping_signals():
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         source = _source(args, stack)
         shown = await _shown(args, stack, chosen)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         watcher = Watcher(source, args.interval)
         num_rounds = NUM_ROUNDS_OF_ONCE if args.once else None
         last = await follow(watcher, shown, stop, num_rounds=num_rounds)
@@ -182,6 +181,14 @@ async def _watch(args: argparse.Namespace) -> int:
         # The live screen is gone by now; its last round stays in the terminal's history.
         _write(args, chosen(last))
     return _exit_code(chosen(last), args.fail_on)
+
+
+def _stopping_signals() -> list[int]:
+    """What ends a watch in good order: also a terminal that goes away, unless nohup was asked."""
+    import signal
+
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def _write(args: argparse.Namespace, sight: Sight, *, apart: bool = False) -> None:

@@ -282,7 +282,11 @@ METRICS: tuple[Metric, ...] = (
         "Whether what names the replicas (Prometheus, Kubernetes) answered in the last round.",
         _once(lambda made: float(not made.sight.error)),
     ),
-    Metric("up", "Whether the replica answered in the last round.", _up),
+    Metric(
+        "up",
+        "Whether the replica answered in the last round; no series where it could not be asked.",
+        _up,
+    ),
     Metric("replica_info", "What runs there, 1.", _info),
     *(Metric(name, text, _number(field)) for field, (name, text) in NUMBERS.items()),
     Metric(

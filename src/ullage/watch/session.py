@@ -31,13 +31,12 @@ async def follow(
     num = 0
     rounds = watcher.rounds()
     stopping = asyncio.ensure_future(stop.wait())
+    coming: asyncio.Future[Sight] | None = None
     try:
         while not stop.is_set() and (num_rounds is None or num < num_rounds):
             coming = asyncio.ensure_future(_next(rounds))
             await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not coming.done():
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
                 break
             last = coming.result()
             num += 1
@@ -47,6 +46,10 @@ async def follow(
                     await told
     finally:
         stopping.cancel()
+        if coming is not None and not coming.done():
+            # Also where the loop itself is cancelled: what runs cannot be closed.
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
         close = getattr(rounds, "aclose", None)
         if close is not None:
             await close()
