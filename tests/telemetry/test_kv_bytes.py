@@ -99,6 +99,9 @@ def test_bytes_are_those_that_a_real_vllm_allocated(line: dict[str, Any]) -> Non
 
 PLAIN = next(line for line in SERVERS if len(line["answer"]["groups"]) == 1)
 HYBRID = next(line for line in SERVERS if len(line["answer"]["groups"]) > 1)
+STATES = next(
+    line for line in SERVERS if any(g["kind"] == "MambaSpec" for g in line["answer"]["groups"])
+)
 
 
 def test_before_vllm_tells_its_tokens_they_follow_from_its_blocks() -> None:
@@ -140,6 +143,103 @@ def test_a_server_that_contradicts_the_model_gets_no_bytes(other: dict[str, Any]
     for name in ("kv_total_bytes", "kv_used_bytes"):
         assert why in snapshot.absent[name]
         assert snapshot.absent[name].startswith(before.absent[name])
+
+
+@pytest.mark.parametrize("line", SERVERS, ids=lambda line: line["case"]["name"])
+@pytest.mark.parametrize("told", [True, False], ids=["told its memory", "not told"])
+def test_bytes_are_right_without_any_flag(line: dict[str, Any], told: bool) -> None:
+    """As `watch --model` knows a server: neither its batch nor its dtype nor parallel sizes."""
+    said = read(line) if told else read(line, kv_cache_memory_bytes=None)
+    snapshot = with_model(said, anatomy_of(line["case"]["config"]))
+    assert snapshot.gauges["kv_total_bytes"] == line["answer"]["kv_cache_bytes"]
+    assert "kv_total_bytes" not in snapshot.absent
+    source = snapshot.sources["kv_total_bytes"]
+    auto = line["case"]["limits"]["kv_cache_dtype"] == "auto"
+    assert ("the dtype of the model's configuration" in source) == auto
+    assert "--tensor-parallel-size 1" in source
+    if told:
+        sure = "which its memory and blocks bear out" in source
+        assert sure == ("kv_total_bytes" not in snapshot.approximate)
+    else:
+        assert "which the server does not tell" in source
+        assert {"kv_total_bytes", "kv_used_bytes"} <= snapshot.approximate
+
+
+def test_a_dtype_that_was_overridden_follows_from_memory_and_blocks() -> None:
+    """Of a real vLLM that was started with --dtype float32 on a model of bfloat16."""
+    (line,) = (one for one in RECORDED if one["answer"].get("dtype") == "float32")
+    assert line["case"]["config"].get("dtype", "bfloat16") == "bfloat16"
+    model = anatomy_of(line["case"]["config"])
+    snapshot = with_model(read(line), model)
+    assert snapshot.gauges["kv_total_bytes"] == line["answer"]["kv_cache_bytes"]
+    assert "taken: --dtype float32" in snapshot.sources["kv_total_bytes"]
+    # Told nothing of its memory, the dtype is only supposed, and that is said.
+    snapshot = with_model(read(line, kv_cache_memory_bytes=None), model)
+    if "kv_total_bytes" in snapshot.gauges:
+        assert "the dtype of the model's configuration" in snapshot.sources["kv_total_bytes"]
+        assert "kv_total_bytes" in snapshot.approximate
+
+
+def heads_of(num: int, **other: object) -> Anatomy:
+    return anatomy_of({**TINY, "dtype": "bfloat16", "num_key_value_heads": num, **other})
+
+
+def test_ranks_follow_from_memory_and_blocks() -> None:
+    """Each of two ranks holds half of each token's heads, so that its memory has twice the
+    blocks: together they hold twice the memory that each was given."""
+    each = 32 * 3 * 2 * 64 * 2  # of a block: tokens, layers, K and V, one of two heads, bfloat16
+    page = (
+        'vllm:cache_config_info{block_size="32",cache_dtype="auto",num_gpu_blocks="100",'
+        f'kv_cache_memory_bytes="{100 * each}",user_specified_block_size="True"}} 1\n'
+        "vllm:kv_cache_usage_perc 0.5\n"
+    )
+    snapshot = with_model(snapshot_of(page.encode(), time_s=0.0), heads_of(2))
+    assert snapshot.gauges["kv_total_bytes"] == 2 * 100 * each
+    assert "--tensor-parallel-size 2" in snapshot.sources["kv_total_bytes"]
+    # float32 on four ranks, a head on each of them twice, comes to the same on each.
+    assert "kv_total_bytes" in snapshot.approximate
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (heads_of(4), "up to 4 ranks hold as many bytes together"),
+        (heads_of(1), "each further rank holds as many again"),
+    ],
+    ids=["heads that are dealt", "one head"],
+)
+def test_what_more_ranks_would_mean_is_said(model: Anatomy, words: str) -> None:
+    page = (
+        b'vllm:cache_config_info{block_size="16",cache_dtype="auto",num_gpu_blocks="100"} 1\n'
+        b"vllm:kv_cache_usage_perc 0.5\n"
+    )
+    snapshot = with_model(snapshot_of(page, time_s=0.0), model)
+    assert words in snapshot.sources["kv_total_bytes"]
+    assert "kv_total_bytes" in snapshot.approximate
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "why"),
+    [
+        (PLAIN, {"kv_cache_dtype_skip_layers": "['0', 'sliding_window']"}, "another format"),
+        (STATES, {"mamba_ssm_cache_dtype": "float32"}, "states are kept in float32"),
+        (STATES, {"mamba_cache_dtype": "float16"}, "states are kept in float16"),
+    ],
+)
+def test_formats_that_no_rule_covers_get_no_bytes(
+    line: dict[str, Any], other: dict[str, str], why: str
+) -> None:
+    snapshot = with_model(read(line, **other), anatomy_of(line["case"]["config"]))
+    assert "kv_total_bytes" not in snapshot.gauges and why in snapshot.absent["kv_total_bytes"]
+
+
+@pytest.mark.parametrize("nothing", ["[]", "None", "auto"])
+def test_formats_that_are_the_usual_ones_change_nothing(nothing: str) -> None:
+    names = ["mamba_cache_dtype", "mamba_ssm_cache_dtype"]
+    names += ["kv_cache_dtype_skip_layers"] if nothing != "auto" else []
+    said = read(STATES, **dict.fromkeys(names, nothing))
+    snapshot = with_model(said, anatomy_of(STATES["case"]["config"]))
+    assert snapshot.gauges["kv_total_bytes"] == STATES["answer"]["kv_cache_bytes"]
 
 
 def test_another_model_is_noticed() -> None:
@@ -215,6 +315,31 @@ def test_engines_that_count_tokens_get_bytes_when_they_tell_the_format() -> None
     assert with_model(sglang(), anatomy_of(TINY), deployment=four).gauges["kv_total_bytes"] == (
         2000 * each
     )
+
+
+def test_sglang_tells_its_dtype_and_ranks() -> None:
+    """Numbers by hand: 3 layers, K and V, 2 heads of 64, two bytes; a head needs a rank."""
+    one = 3 * 2 * 2 * 64 * 2
+    for told, each in (
+        ({"kv_cache_dtype": "auto", "dtype": "bfloat16"}, one),
+        ({"kv_cache_dtype": "auto", "dtype": "float32"}, 2 * one),
+        ({"kv_cache_dtype": "bfloat16", "tp_size": "2"}, one),
+        ({"kv_cache_dtype": "bfloat16", "tp_size": "8"}, 4 * one),
+        # Eight ranks in four groups of two: each group has requests of its own.
+        ({"kv_cache_dtype": "bfloat16", "tp_size": "8", "dp_size": "4",
+          "enable_dp_attention": "true"}, one),
+        ({"kv_cache_dtype": "bfloat16", "tp_size": "8", "dp_size": "4",
+          "enable_dp_attention": "false"}, 4 * one),
+    ):  # fmt: skip
+        snapshot = with_model(sglang(**told), anatomy_of({**TINY, "dtype": "bfloat16"}))
+        assert snapshot.gauges["kv_total_bytes"] == 1000 * each, told
+    assert "on 8 ranks together" in snapshot.sources["kv_total_bytes"]
+    half = {**TINY, "dtype": "bfloat16"}
+    snapshot = with_model(sglang(kv_cache_dtype="auto", dtype="auto"), anatomy_of(half))
+    assert "(bfloat16, as its configuration has it)" in snapshot.sources["kv_total_bytes"]
+    snapshot = with_model(sglang(kv_cache_dtype="auto", dtype="auto"), anatomy_of(TINY))
+    assert snapshot.gauges["kv_total_bytes"] == 1000 * one
+    assert "(float16)" in snapshot.sources["kv_total_bytes"]
 
 
 def test_tokens_of_windows_tell_no_bytes() -> None:

@@ -1,47 +1,23 @@
 """KV bytes where no engine says them: from a model and what the engine tells of its pool.
 
-Holds the derivation and its proof against the server's own figures. What a page weighs is
-`planning.vllm` for vLLM and `costs.kv` for the others; what cannot be sure is absent, with why.
+Holds the derivation for engines that count tokens, and what becomes of a snapshot. vLLM's pool is
+`kv_pool_vllm.py`'s; what cannot be sure is absent, with why.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ullage.anatomy.spec import Anatomy, ModelSpec
-from ullage.costs.deployment import Deployment, Platform
+from ullage.costs.deployment import Deployment, Parallel
 from ullage.costs.hardware import HardwareSpec
 from ullage.costs.kv import kv_bytes_per_token, layers_kv
 from ullage.errors import BadInput
-from ullage.planning.vllm import VERIFIED, Allocation, allocate
-from ullage.telemetry.snapshot import Gauge, Identity, Name, Snapshot
+from ullage.telemetry.kv_pool import Asked, Pool, Unsure, asked_of
+from ullage.telemetry.kv_pool_vllm import RULES, Rules, vllm_pool
+from ullage.telemetry.snapshot import Gauge, Name, Snapshot
 
-PROBE_BYTES = 1 << 40
-"""Any size tells the bytes of a block; this one holds one of every model."""
 MOST_DERIVED = 1024
-PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
-RULES = "vLLM 0.32's rules"
-# The flags by which engines name the cache's format, where they say it.
-FORMAT_SETTINGS = ("cache_dtype", "kv_cache_dtype")
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """What a replica's KV cache is: bytes of its `held` parts together and of all of them.
-
-    `usable_bytes` are those that usage is a share of. `tokens` None: not told by the rules.
-    `source` says by what arithmetic, `sure` whether the server's own figures confirm it.
-    """
-
-    total_bytes: float
-    usable_bytes: float
-    tokens: float | None
-    source: str
-    sure: bool
-
-
-class Unsure(Exception):
-    """Why no bytes can be said, in words."""
 
 
 def with_model(
@@ -69,16 +45,16 @@ class ModelBytes:
         deployment: Deployment | None = None,
         hardware: HardwareSpec | None = None,
     ) -> None:
-        self._anatomy = anatomy
         self._deployment = deployment
-        self._hardware = hardware
-        self._derived: dict[_Asked, Pool | str] = {}
+        self._derived: dict[Asked, Pool | str] = {}
+        specs = [anatomy.spec] if anatomy.low is anatomy.high else [anatomy.low, anatomy.high]
+        self._rules = [Rules(spec, hardware) for spec in specs]
 
     def of(self, snapshot: Snapshot) -> Snapshot:
         """As `with_model`."""
         if {"kv_used_bytes", "kv_total_bytes"} <= snapshot.gauges.keys():
             return snapshot
-        asked = _asked(snapshot)
+        asked = asked_of(snapshot)
         pool = self._derived.get(asked)
         if pool is None:
             if len(self._derived) >= MOST_DERIVED:
@@ -86,11 +62,9 @@ class ModelBytes:
             pool = self._derived[asked] = self._pool(asked)
         return _without(snapshot, pool) if isinstance(pool, str) else _filled(snapshot, pool)
 
-    def _pool(self, asked: _Asked) -> Pool | str:
-        anatomy = self._anatomy
-        specs = [anatomy.spec] if anatomy.low is anatomy.high else [anatomy.low, anatomy.high]
+    def _pool(self, asked: Asked) -> Pool | str:
         try:
-            pools = [_pool_of(spec, asked, self._deployment, self._hardware) for spec in specs]
+            pools = [_pool_of(rules, asked, self._deployment) for rules in self._rules]
         except Unsure as why:
             return str(why)
         except BadInput as error:
@@ -101,198 +75,40 @@ class ModelBytes:
         return pools[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What of a snapshot decides the pool."""
-
-    engine: str
-    version: str
-    num_engines: int
-    block_size: int | None
-    num_blocks: int | None
-    max_model_len: int | None
-    total_tokens: float | None
-    format: str
-    budget_bytes: int | None
-    block_size_is_flag: bool
-    prefix_caching: bool | None
-
-
-def _asked(snapshot: Snapshot) -> _Asked:
-    who = snapshot.identity
-    named = who.settings
-    budget = named.get("kv_cache_memory_bytes", "")
-    # An override of the blocks cuts the tie between them and the memory.
-    free = named.get("num_gpu_blocks_override", "None") == "None"
-    caching = named.get("enable_prefix_caching", "")
-    return _Asked(
-        engine=who.engine,
-        version=who.version,
-        num_engines=who.num_engines,
-        block_size=who.block_size,
-        num_blocks=who.num_blocks,
-        max_model_len=who.max_model_len,
-        total_tokens=snapshot.gauges.get("kv_total_tokens"),
-        format=_format(who),
-        budget_bytes=int(budget) if free and budget.isdecimal() else None,
-        block_size_is_flag=named.get("user_specified_block_size") == "True",
-        prefix_caching={"True": True, "False": False}.get(caching),
-    )
-
-
-def _format(who: Identity) -> str:
-    for name in FORMAT_SETTINGS:
-        if who.settings.get(name):
-            return who.settings[name]
-    return ""
-
-
-def _pool_of(
-    spec: ModelSpec,
-    asked: _Asked,
-    deployment: Deployment | None,
-    hardware: HardwareSpec | None,
-) -> Pool:
+def _pool_of(rules: Rules, asked: Asked, deployment: Deployment | None) -> Pool:
     if asked.engine == "vllm":
-        return _vllm_pool(spec, asked, deployment, hardware)
-    return _token_pool(spec, asked, deployment)
-
-
-# --- vLLM: blocks ---------------------------------------------------------------------------------
-
-
-def _vllm_pool(
-    spec: ModelSpec,
-    asked: _Asked,
-    deployment: Deployment | None,
-    hardware: HardwareSpec | None,
-) -> Pool:
-    if not asked.num_blocks or asked.num_blocks % asked.num_engines:
-        raise Unsure("the server does not tell how many KV blocks each of its engines has")
-    each = asked.num_blocks // asked.num_engines
-    made = _agreed(spec, asked, deployment, hardware, each)
-    parallel = (deployment or Deployment()).parallel
-    ranks = parallel.tensor * parallel.pipeline
-    if asked.budget_bytes is not None and asked.budget_bytes // made.bytes_per_block != each:
-        raise Unsure(
-            f"{asked.budget_bytes:,} bytes hold {asked.budget_bytes // made.bytes_per_block:,} "
-            f"blocks of this model, and the server has {each:,}: another model, dtype or "
-            "parallel size than was named"
-        )
-    block = made.bytes_per_block * ranks
-    at = f"{ranks} ranks × " if ranks > 1 else ""
-    source = (
-        f"num_gpu_blocks × {at}{made.bytes_per_block:,} bytes of a block of this model in "
-        f"{_words(made)}, by {RULES}"
-    )
-    tokens = None if made.kv_cache_tokens is None else made.kv_cache_tokens * asked.num_engines
-    if asked.max_model_len is None and len(made.groups) > 1:
-        tokens = None
-    return Pool(
-        total_bytes=asked.num_blocks * block,
-        # Usage is a share of all blocks but the null block (vLLM 0.32, v1/core/block_pool.py).
-        usable_bytes=(asked.num_blocks - asked.num_engines) * block,
-        tokens=tokens,
-        source=source,
-        sure=asked.budget_bytes is not None and made.basis == VERIFIED,
-    )
-
-
-def _words(made: Allocation) -> str:
-    return made.dtype if made.kv_cache_dtype == "auto" else made.kv_cache_dtype
-
-
-def _agreed(
-    spec: ModelSpec,
-    asked: _Asked,
-    deployment: Deployment | None,
-    hardware: HardwareSpec | None,
-    num_blocks: int,
-) -> Allocation:
-    """vLLM's allocation with the server's block size and tokens; one, whatever it runs on."""
-    platforms = PLATFORMS if deployment is None else (deployment.platform,)
-    made, why = [], []
-    for platform in platforms:
-        try:
-            one = _allocated(spec, asked, deployment, hardware, platform, num_blocks)
-        except BadInput as error:
-            why.append(str(error))
-            continue
-        reason = _differs(one, asked)
-        if reason:
-            why.append(reason)
-        else:
-            made.append(one)
-    if not made:
-        raise Unsure("; ".join(dict.fromkeys(why)))
-    if len({one.bytes_per_block for one in made}) > 1:
-        raise Unsure("the bytes of a block depend on what the server runs on")
-    return made[0]
-
-
-def _allocated(
-    spec: ModelSpec,
-    asked: _Asked,
-    deployment: Deployment | None,
-    hardware: HardwareSpec | None,
-    platform: Platform,
-    num_blocks: int,
-) -> Allocation:
-    base = deployment or Deployment()
-    flags = replace(
-        base,
-        platform=platform,
-        max_model_len=asked.max_model_len or base.max_model_len,
-        kv_cache_memory_bytes=None,
-        kv_cache_dtype=asked.format or base.kv_cache_dtype,
-        block_size=asked.block_size if asked.block_size_is_flag else base.block_size,
-        enable_prefix_caching=asked.prefix_caching,
-    )
-    probe = allocate(spec, flags, PROBE_BYTES, hardware=hardware)
-    if not probe.bytes_per_block:
-        raise Unsure("this model keeps nothing that grows in a KV cache")
-    return allocate(spec, flags, num_blocks * probe.bytes_per_block, hardware=hardware)
-
-
-def _differs(made: Allocation, asked: _Asked) -> str:
-    """Why this is not what the server allocated; "" when its own figures do not contradict."""
-    if made.basis == "unsupported":
-        return "; ".join(made.warnings)
-    if made.refusals:
-        return f"{RULES} would not start it: {made.refusals[0]}"
-    if asked.block_size is not None and made.block_size != asked.block_size:
-        return (
-            f"a block would have {made.block_size} tokens and the server's has {asked.block_size}"
-        )
-    if asked.total_tokens is None or asked.max_model_len is None:
-        return ""
-    tokens = (made.kv_cache_tokens or 0) * asked.num_engines
-    if tokens == asked.total_tokens:
-        return ""
-    return (
-        f"the server's blocks would hold {tokens:,} tokens of this model and it says "
-        f"{asked.total_tokens:,.0f}: it serves another model or with other flags"
-    )
+        return vllm_pool(rules, asked, deployment)
+    return _token_pool(rules.spec, asked, deployment)
 
 
 # --- the others: tokens ---------------------------------------------------------------------------
 
 
-def _token_pool(spec: ModelSpec, asked: _Asked, deployment: Deployment | None) -> Pool:
+def _token_pool(spec: ModelSpec, asked: Asked, deployment: Deployment | None) -> Pool:
     if asked.total_tokens is None:
         raise Unsure("the engine does not tell how many tokens its KV cache holds")
     base = deployment or Deployment()
     kept = asked.format or (base.kv_cache_dtype if deployment is not None else "")
     if not kept:
         raise Unsure("the engine does not tell in which format it keeps KV")
-    if any(row.window or row.state_bytes for row in layers_kv(spec, base.parallel, kept)):
+    parallel = base.parallel
+    if deployment is None and asked.tensor is not None:
+        parallel = Parallel(tensor=asked.tensor)
+    dtype = base.dtype or asked.dtype or None
+    if asked.engine == "sglang" and dtype is None and spec.dtype == "float32":
+        dtype = "float16"  # SGLang 0.5, srt/server_args.py: what --dtype auto makes of float32
+    if any(row.window or row.state_bytes for row in layers_kv(spec, parallel, kept, dtype)):
         raise Unsure("its layers keep windows or states, so tokens do not tell bytes")
-    ranks = base.parallel.tensor * base.parallel.pipeline
-    each = kv_bytes_per_token(spec, base.parallel, kept, base.dtype) * ranks
+    ranks = parallel.tensor * parallel.pipeline
+    each = kv_bytes_per_token(spec, parallel, kept, dtype) * ranks
     if not each:
         raise Unsure("this model keeps nothing that grows in a KV cache")
     total = asked.total_tokens * each
     source = f"kv_total_tokens × {each:,} bytes of a token of this model, KV in {kept}"
+    if kept == "auto":
+        source += f" ({dtype or f'{spec.dtype}, as its configuration has it'})"
+    if ranks > 1:
+        source += f", on {ranks} ranks together"
     return Pool(total, total, asked.total_tokens, source, sure=False)
 
 
