@@ -12,9 +12,7 @@ server and its plugin are those of tests/vllm (tools/vllm_setup.sh).
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,11 +24,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "vllm"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from plugin_server import KEY, ON, Server, Stream, prompt_of, save_model, servers
+from plugin_server import BLOCK_SIZE, ON, Server, Stream, prompt_of, save_model, servers
+from watched import Round, evidence, heard, watching
 
 NUM_BLOCKS = 64
 """Of 32 tokens: two requests of the longest kind."""
 SEATS = 16
+PROMPT_TOKENS = (20, 49)
 OUTPUT_TOKENS = 900
 FLAGS = ("--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--max-num-seqs", str(SEATS))
 ENDS = ("length", "abort")
@@ -78,53 +78,60 @@ class Load:
     def fill(self) -> None:
         while sum(not stream.ended for stream in self.streams) < 2 * SEATS:
             self._number += 1
-            prompt = prompt_of(self._number % 140, 20 + self._number % 30)
+            least, most = PROMPT_TOKENS
+            prompt = prompt_of(self._number % 140, least + self._number % (most - least + 1))
             self.streams.append(self._server.stream(prompt, OUTPUT_TOKENS))
 
 
-def watched(server: Server, load: Load, seconds: float, interval_s: float) -> list[dict[str, Any]]:
+def watched(server: Server, load: Load, seconds: float, interval_s: float) -> list[Round]:
     """Every round of a `ullage watch` in a process of its own."""
-    command = [sys.executable, "-m", "ullage", "watch", server.url, "--output", "json"]
-    command += ["--interval", str(interval_s), "--api-key", KEY]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        rounds, end = [], time.monotonic() + seconds
+    end = time.monotonic() + seconds
+    with watching(server.url, "--interval", str(interval_s)) as watch:
         while time.monotonic() < end:
-            rounds.append(json.loads(watching.stdout.readline()))
+            watch.await_round(len(watch.rounds))
             load.fill()
-        watching.terminate()
-        watching.stdout.read()
-    return rounds
+    return watch.rounds
 
 
-def said(rounds: Sequence[dict[str, Any]]) -> list[str]:
+def said(rounds: Sequence[Round]) -> list[str]:
     """Print how often each rule fired and the last words of each; what should have and did not."""
-    fired = Counter(
-        finding["id"]
-        for one in rounds
-        for finding in one["findings"]
-        if finding["state"] == "fired"
-    )
-    last = {
-        finding["id"]: finding
-        for one in rounds
-        for finding in one["findings"]
-        if finding["state"] == "fired"
-    }
+    told = heard(rounds)
     print(f"{len(rounds)} rounds")
-    for rule, times in sorted(fired.items()):
-        print(f"{rule} fired in {times}: {last[rule]['cause']}")
-        print(f"    → {last[rule]['remedy']}")
+    for rule, found in told.items():
+        if found.last is not None:
+            print(f"{rule} fired in {found.states['fired']}: {found.last['cause']}")
+            print(f"    [{evidence(found.last)}]")
+            print(f"    → {found.last['remedy']}")
     newest = rounds[-1]["replicas"][0]
     for name in ("kv_used_bytes", "kv_total_bytes", "page_utilization_ratio", "preemptions_per_s"):
         print(f"{name}: {newest[name]}")
-    problems = [f"{rule} never fired" for rule in EXPECTED if not fired[rule]]
+    problems = [f"{rule} never fired" for rule in EXPECTED if told[rule].last is None]
+    if (storm := told["W003"].last) is not None:
+        problems += untrue(storm)
     # The plugin says them; a null is a name that was not read.
     problems += [
         f"{name} is not told"
         for name in ("kv_used_bytes", "kv_total_bytes", "page_utilization_ratio")
         if newest[name] is None
     ]
+    return problems
+
+
+def untrue(storm: dict[str, Any]) -> list[str]:
+    """What of the storm's cause is not so: too many are admitted for the room that they grow to."""
+    if "run at once" not in storm["cause"]:
+        return [f"W003 tells no reason: {storm['cause']}"]
+    facts = {fact["name"]: fact["value"] for fact in storm["evidence"]}
+    least, most = (PROMPT_TOKENS[n] + OUTPUT_TOKENS for n in (0, 1))
+    pool = NUM_BLOCKS * BLOCK_SIZE
+    problems = []
+    if not least <= facts["mean length"] <= most:
+        problems.append(f"requests of {least} to {most} tokens have a mean of {facts}")
+    # vLLM counts one block more than can be held.
+    if not pool / most - 0.1 <= facts["requests that fit"] <= (pool + BLOCK_SIZE) / least + 0.1:
+        problems.append(f"{pool} tokens hold {pool / most:.2f} of {most}: {facts}")
+    if facts["running mean"] <= facts["requests that fit"]:
+        problems.append(f"no more run than fit: {facts}")
     return problems
 
 

@@ -54,27 +54,23 @@ class Watch:
 @contextmanager
 def watching(*arguments: str) -> Iterator[Watch]:
     """`ullage watch` with JSON, until the block ends."""
-    process = subprocess.Popen(
-        command(*arguments, "--output", "json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    watch = Watch(process)
-    reading = threading.Thread(target=watch.read, daemon=True)
-    reading.start()
-    try:
-        yield watch
-    finally:
-        process.terminate()
-        reading.join(STOP_S)
-        assert process.stderr is not None
-        watch.said = process.stderr.read()
+    asked = command(*arguments, "--output", "json")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(asked, text=True, **pipes) as process:
+        watch = Watch(process)
+        reading = threading.Thread(target=watch.read, daemon=True)
+        reading.start()
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield watch
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            reading.join()
+            assert process.stderr is not None
+            watch.said = process.stderr.read()
 
 
 @dataclass
