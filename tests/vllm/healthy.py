@@ -13,8 +13,8 @@ from pathlib import Path
 from mixed_traffic import MAX_MODEL_LEN, Traffic
 from watched import Round, evidence, heard, spread
 
-NUM_LAYERS = 16
-NUM_BLOCKS = 1024
+NUM_LAYERS = 24
+NUM_BLOCKS = 896
 """Of 32 tokens. On a slow machine all users wait for their answers at once: even they fit."""
 FLAGS = (
     *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", "32"),

@@ -23,8 +23,8 @@ from ullage.traffic.trace import recorded_rows
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 MAX_MODEL_LEN = 4096
-NUM_USERS = 16
-THINK_S = 6.0
+NUM_USERS = 10
+THINK_S = 2.0
 NUM_CALLERS = 2
 CALL_EVERY_S = 8.0
 """What each of the callers of long prompts waits on average before the next."""
