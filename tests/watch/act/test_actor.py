@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,24 @@ def test_what_is_no_entry_of_ours_is_passed_over(tmp_path):
     with Journal(str(path)) as journal:
         (only,) = journal.attempts(sights.NOW_S + 60)
     assert (only.url, only.action, only.time_s) == (sights.URL, "shed", begun["time_s"])
+
+
+def test_a_journal_may_be_a_pipe(tmp_path):
+    """A container's log is /dev/stdout."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with Journal(str(pipe)) as journal:
+        journal.write({"a": 1})
+    assert os.read(reader, 100) == b'{"a": 1}\n'
+    os.close(reader)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+def test_a_journal_that_is_full_is_named():
+    with pytest.raises(OSError) as raised, Journal("/dev/full") as journal:
+        journal.write({"a": 1})
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, "/dev/full")
 
 
 def test_without_a_journal_nothing_is_done(tmp_path):

@@ -56,6 +56,13 @@ def test_a_policy_is_read_as_it_stands(tmp_path):
         (ACTION + "[typo]\n", "typo", "limits"),
         (ACTION + "tYpe = 1\n", "action[0].tYpe", "when"),
         (ACTION.replace("0.9", "high"), "action[0].when", "a number after"),
+        (
+            ACTION.replace("0.9", "90"),
+            "action[0].when",
+            "a ratio from 0 to 1 after > (95% is 0.95)",
+        ),
+        (ACTION.replace("> 0.9", "< 90"), "action[0].when", "a ratio from 0 to 1"),
+        (ACTION.replace("> 0.9", ">= -0.1"), "action[0].when", "a ratio from 0 to 1"),
         (ACTION.replace("0.9", "nan"), "action[0].when", "a number after"),
         (ACTION.replace("kv_used_ratio", "kv_ratio"), "action[0].when", "kv_used_ratio"),
         (ACTION.replace(" > ", " == "), "action[0].when", "such as"),

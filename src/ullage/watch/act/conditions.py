@@ -60,6 +60,9 @@ def parse_condition(text: object) -> Condition:
         bound = math.nan
     if not math.isfinite(bound):
         raise ValueError(f"a number after {words[1]}")
+    if words[0].endswith("_ratio") and not 0 <= bound <= 1:
+        # Above 95 there is none, and below 95 is each: neither is what was meant.
+        raise ValueError(f"a ratio from 0 to 1 after {words[1]} (95% is 0.95)")
     return Condition(words[0], words[1], bound)
 
 

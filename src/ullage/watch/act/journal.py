@@ -6,8 +6,10 @@ so that its limits hold across restarts.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +30,9 @@ class Journal:
         """Open it, made when it is not there. Raises BadInput when it cannot be written."""
         self._path = path
         try:
-            self._stream = Path(path).open("ab")  # noqa: SIM115 (closed by __exit__)
+            # Unbuffered: what could not be written must not be tried again when it is closed.
+            self._stream = Path(path).open("ab", buffering=0)  # noqa: SIM115 (closed by __exit__)
+            self._on_disk = stat.S_ISREG(os.fstat(self._stream.fileno()).st_mode)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "not a usable path"
             raise BadInput(
@@ -47,11 +51,18 @@ class Journal:
         self._stream.close()
 
     def write(self, entry: Mapping[str, object]) -> None:
-        """One line, on the disk when this returns. Raises OSError."""
-        line = json.dumps(entry, allow_nan=False) + "\n"
-        self._stream.write(line.encode("ascii"))
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        """One line, on the disk when this returns, where it is a file.
+
+        Raises OSError that names the journal.
+        """
+        line = (json.dumps(entry, allow_nan=False) + "\n").encode("ascii")
+        try:
+            if self._stream.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self._on_disk:
+                os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from error
 
     def attempts(self, now_s: float) -> tuple[Done, ...]:
         """What was really attempted in the hour before `now_s` (Unix), oldest first; up to an hour
