@@ -75,7 +75,7 @@ def test_the_host_of_the_url_is_not_that_of_gpus_that_several_hosts_have() -> No
     ("answer", "why"),
     [
         (status(404), "/metrics: HTTP 404"),
-        (status(403), "/metrics: HTTP 403: it wants another key"),
+        (status(403), "/metrics: it wants a key, and an exporter is sent none"),
         (page(b"<html></html>"), "a web page instead of metrics"),
         (page(b'{"a": 1}'), "JSON instead of metrics"),
         (page(PAGE), NO_METRIC),

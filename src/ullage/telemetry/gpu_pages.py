@@ -17,6 +17,8 @@ from ullage.telemetry.wire import Connection, NoAnswer, origin_and_path
 PATH = "/metrics"
 MAX_REASON_CHARS = 200
 AT_ONCE = 64
+KEPT_OUT = (401, 403)
+NO_KEY = "it wants a key, and an exporter is sent none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class GpuPage:
         try:
             async with turn, asyncio.timeout(within_s):
                 answer = await self._connection.get(self._path)
-            why = why_not_a_page(answer)
+            why = why_not_a_page(answer) if answer.status not in KEPT_OUT else NO_KEY
             refusal = f"{self._path}: {why}" if why else ""
             devices = () if refusal else self._placed(devices_on(answer.body))
         except TimeoutError:
