@@ -16,6 +16,7 @@ import httpx2
 
 from ullage.errors import BadUsage, Unreachable
 from ullage.telemetry.bounded import fetch
+from ullage.telemetry.wire import UNAUTHORIZED, in_words
 
 Series = tuple[Mapping[str, str], str]
 """(labels, `__name__` among them, value as it was written), of one instant."""
@@ -143,9 +144,12 @@ class PrometheusApi:
         except httpx2.RemoteProtocolError as error:
             if "larger than" in str(error):
                 raise TooLarge(str(error)) from error
-            raise QueryFailed(_told(error)) from error
+            raise QueryFailed(self._told(error)) from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise QueryFailed(_told(error)) from error
+            raise QueryFailed(self._told(error)) from error
+
+    def _told(self, error: Exception) -> str:
+        return _line(in_words(error, urlsplit(self.base).hostname or ""))
 
 
 def answer_of(status: int, body: bytes) -> tuple[tuple[Series, ...], tuple[str, ...]]:
@@ -154,6 +158,11 @@ def answer_of(status: int, body: bytes) -> tuple[tuple[Series, ...], tuple[str, 
         document = json.loads(body)
     except (ValueError, RecursionError):
         document = None
+    if status in UNAUTHORIZED:
+        raise QueryFailed(
+            f"HTTP {status}: it wants another login (--api-key, or ULLAGE_PROMETHEUS_USER and "
+            "ULLAGE_PROMETHEUS_PASSWORD)"
+        )
     if not isinstance(document, dict):
         raise QueryFailed(f"HTTP {status}, not an answer of Prometheus' API")
     if document.get("status") != "success":
@@ -176,10 +185,6 @@ def _series(row: Any) -> Series | None:
     except (KeyError, TypeError, ValueError):
         return None
     return (labels, text) if isinstance(labels, dict) and isinstance(text, str) else None
-
-
-def _told(error: Exception) -> str:
-    return _line(str(error)) or type(error).__name__
 
 
 def _line(text: str) -> str:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from ullage.telemetry.reading import Told, snapshot_of
 from ullage.telemetry.snapshot import Identity, Snapshot
 from ullage.telemetry.told import MODELS, joined, routes_of, told_by
-from ullage.telemetry.wire import Answer, Connection, NoAnswer, Origin, origin_and_path
+from ullage.telemetry.wire import (
+    UNAUTHORIZED,
+    Answer,
+    Connection,
+    NoAnswer,
+    Origin,
+    origin_and_path,
+)
 
 # Where engines keep their page, in the order in which they are tried. trtllm-serve answers
 # /metrics with JSON of its iterations and keeps Prometheus' page at the other.
@@ -36,7 +43,6 @@ MAX_REASON_CHARS = 200
 TELL_AGAIN_S = 60.0
 """How often the models are asked for again: adapters come and go while a server runs."""
 TELL_WITHIN_S = 2.0
-UNAUTHORIZED = (401, 403)
 SAME_START_S = 2.0
 """Start times nearer than this are one process: some are worked out from a clock that is set."""
 

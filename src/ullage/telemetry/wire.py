@@ -22,6 +22,7 @@ MAX_HEADERS = 100
 MAX_CHUNK_LINE_BYTES = 1 << 10
 # A body that has come in is read in pieces of at most this, so that it is kept only once.
 READ_BYTES = 256 << 10
+UNAUTHORIZED = (401, 403)
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 
 
@@ -118,7 +119,7 @@ class Connection:
         except BaseException as error:
             self.close()
             if isinstance(error, OSError | EOFError):
-                raise NoAnswer(_in_words(error, self._origin)) from error
+                raise NoAnswer(in_words(error, self._origin.host)) from error
             raise
 
     def close(self) -> None:
@@ -280,7 +281,22 @@ def _short(text: str) -> str:
     return repr(text[:40])
 
 
-def _in_words(error: BaseException, origin: Origin) -> str:
+def in_words(error: BaseException, host: str) -> str:
+    """What became of a connection to `host`. An HTTP library's error is told by what caused it."""
+    cause: BaseException | None = error
+    while cause is not None and not _is_told(cause):
+        within = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else None
+        cause = within or cause.__cause__ or cause.__context__
+    return _words_of(cause or error, host)
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether it is what happened, and not what a library made of it."""
+    known = isinstance(error, _Unanswered | EOFError | ssl.SSLError)
+    return known or (isinstance(error, OSError) and error.errno is not None)
+
+
+def _words_of(error: BaseException, host: str) -> str:
     if isinstance(error, _Unanswered | EOFError):
         return "the connection was closed before an answer"
     if isinstance(error, ConnectionRefusedError):
@@ -290,5 +306,5 @@ def _in_words(error: BaseException, origin: Origin) -> str:
     if isinstance(error, ssl.SSLError):
         return "it does not speak TLS there"
     if isinstance(error, OSError) and error.errno is not None and error.errno < 0:
-        return f"{origin.host} has no address"  # getaddrinfo's numbers are negative
+        return f"{host} has no address"  # getaddrinfo's numbers are negative
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or "no connection"

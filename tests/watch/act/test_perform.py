@@ -149,3 +149,19 @@ def test_routes_lie_where_the_page_lies(url, base):
 def test_a_name_that_is_no_address():
     with pytest.raises(BadUsage):
         base_of("pod-3 in production")
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("127.0.0.1:1", "connection refused"), ("no.invalid:1", "no.invalid has no address")],
+)
+def test_nobody_there_is_said_as_it_is_of_a_scrape(url: str, said: str, dry_run: bool):
+    async def asked() -> Outcome:
+        performer = Performer(api_key=None, dry_run=dry_run)
+        try:
+            return await performer.perform(SHED, url)
+        finally:
+            await performer.close()
+
+    assert asyncio.run(asked()) == Outcome("failed", said)

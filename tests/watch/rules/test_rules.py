@@ -279,6 +279,7 @@ def test_pages_that_are_known_and_not_measured_for_long_are_not_called_absent():
         ("/metrics and /prometheus/metrics: HTTP 404", "Check the path"),
         ("/metrics: it sends elsewhere, to 'https://x/'", "Give the address"),
         ("its certificate is not trusted: self-signed", "SSL_CERT_FILE"),
+        ("Prometheus could not scrape it (up is 0)", "/targets"),
         ("no whole answer within 10 s", "the event loop is blocked"),
     ],
 )

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx2
 
 from ullage.errors import BadUsage
 from ullage.telemetry.bounded import fetch
 from ullage.telemetry.scrape import PATHS
-from ullage.telemetry.wire import origin_and_path
+from ullage.telemetry.wire import in_words, origin_and_path
 from ullage.watch.act.policy import Action
 
 WITHIN_S = 10.0
@@ -74,8 +75,10 @@ class Performer:
             return await self._cancel(base, action.percent)
         except _Refused as refused:
             return refused.outcome
-        except (httpx2.HTTPError, httpx2.InvalidURL, BadUsage) as error:
-            return Outcome("failed", f"{type(error).__name__}: {error}"[:200])
+        except BadUsage as error:
+            return Outcome("failed", str(error)[:200])
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            return Outcome("failed", in_words(error, urlsplit(base).hostname or "")[:200])
 
     async def _cancel(self, base: str, percent: float) -> Outcome:
         """What would be is asked for first: an engine that cannot answer that is not let act."""

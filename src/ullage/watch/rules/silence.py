@@ -36,6 +36,11 @@ SILENCE: tuple[tuple[str, str], ...] = (
         "Nothing listens there: see whether the process lives, still loads its weights, or listens "
         "on another address or port (a server on 127.0.0.1 is not reached from elsewhere).",
     ),
+    (
+        "up is 0",
+        "See the target's error on Prometheus' page of targets (/targets), then whether the "
+        "process lives.",
+    ),
     ("has no address", "Check the name, and whether it is one that this machine's DNS knows."),
     ("wants a", "Give the server's key with --api-key, or let /metrics be read without one."),
     (
