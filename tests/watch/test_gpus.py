@@ -21,7 +21,7 @@ from ullage.telemetry.pods import Pod, selection_of
 from ullage.telemetry.reading import snapshot_of
 from ullage.telemetry.scrape import Look
 from ullage.telemetry.snapshot import Gpu, Snapshot
-from ullage.watch import gpu_pods
+from ullage.watch import gpu_pods, gpus
 from ullage.watch.figures import figures_of
 from ullage.watch.gpu_pods import GpuPods
 from ullage.watch.gpus import Driver, GpuSource
@@ -196,6 +196,19 @@ def test_what_was_there_before_never_becomes_news_and_what_comes_does() -> None:
             history.push(look)
         found = {one.finding.id: one.finding for one in judge_all((history.view(),), 1004.0)}
         assert found["W019"].state == state
+
+
+def test_gpus_of_replicas_that_are_gone_are_not_remembered_for_ever(monkeypatch) -> None:
+    monkeypatch.setattr(gpus, "MOST_XIDS", 2)
+
+    class Churn(Engines):
+        async def look(self) -> tuple[Look, ...]:
+            self.urls = (f"http://gpu-1:{9000 + self.num}",)
+            return await super().look()
+
+    source = GpuSource(Churn(), exporters=[Exporter(dcgm_page(labels_of(0)))])
+    rounds_of(source, 20)
+    assert len(source._xids) <= 3
 
 
 # --- what is shown --------------------------------------------------------------------------------

@@ -202,8 +202,8 @@ def _known(field: Field, number: float) -> float | None:
 
 
 _Key = tuple[str, ...]
-MOST_KEPT = 65_536
-"""Sets of labels that are remembered between pages: of GPUs by metric, where one has its own."""
+MOST_KEPT = 16_384
+"""Sets of labels that are remembered between pages: most metrics of a GPU have the same."""
 
 
 def _said_of(labels: Labels, found: dict[_Key, _Said]) -> _Said | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ullage.errors import BadUsage
 from ullage.telemetry.gpu_pages import Told
 from ullage.telemetry.gpus import Device
 from ullage.telemetry.scrape import Look
@@ -65,7 +66,7 @@ def whereabouts_of(look: Look) -> Whereabouts:
 def _url_host(url: str) -> str:
     try:
         return origin_and_path(url)[0].host
-    except Exception:  # a name that is no address is no host
+    except BadUsage:  # a name that is no address is no host
         return ""
 
 

@@ -26,6 +26,9 @@ from ullage.watch.gpu_places import (
 )
 from ullage.watch.watcher import PartlyKnown, Source
 
+MOST_XIDS = 16_384
+"""GPUs whose last Xid error is remembered; beyond that, only those of replicas that are there."""
+
 
 class Exporters(Protocol):
     """Who tells of GPUs and the places they are in. It raises nothing."""
@@ -100,6 +103,8 @@ class GpuSource:
             found = joined(places, exporters, {url: one.gpus for url, one in found.items()})
         elif self._exporters:
             found = {url: found.get(url) or Found(absent=self._none_at_all) for url in places}
+        if len(self._xids) > MOST_XIDS:
+            self._xids = {key: xid for key, xid in self._xids.items() if key[0] in places}
         return tuple(self._with(look, found.get(look.url, Found())) for look in looks)
 
     def _with(self, look: Look, found: Found) -> Look:
