@@ -37,6 +37,8 @@ def test_a_quantile_is_the_bucket_that_holds_it(low, high, text):
         (TimeToFull(41, 41.2), "full in 41 s"),
         (TimeToFull(110, 300), "full in 110 s–5 min"),
         (TimeToFull(300, INF), "full in over 5 min"),
+        (TimeToFull(0.05, 0.9), "full in < 1 s"),
+        (TimeToFull(0.5, INF), "full in over 0.5 s"),
         (TimeToFull(0, 0), "full"),
         (TimeToFull(1e9, 1e9), "full in > 30 days"),
     ],

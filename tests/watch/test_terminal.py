@@ -68,6 +68,47 @@ def test_a_screen_is_never_overfull(make, width, height):
     assert len(lines(make(), width=width, height=height)) <= height
 
 
+def lacking(num: int) -> list[Judged]:
+    """As many rules, each of which lacks something of its own."""
+    return [
+        Judged(sights.URL, replace(sights.lacking(), id=f"W{at:03}", missing=(f"thing {at}",)))
+        for at in range(num)
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_what_could_not_be_evaluated_gives_way_to_the_replica(width):
+    sight = sights.sight(sights.view(), judged=lacking(30))
+    card = lines(sights.sight(sights.view(), judged=()), width=width)
+    shown = lines(sight, width=width, height=len(card) + 3)
+    assert [line.plain for line in shown[: len(card)]] == [line.plain for line in card]
+    assert "more lines" in shown[-1].plain
+
+
+@pytest.mark.parametrize("num_rules", [1, 3, 6, 12])
+@pytest.mark.parametrize("height", [20, 30, 40, 60])
+def test_no_line_of_a_finding_is_cut_while_others_stand_empty(num_rules, height):
+    fired = [Judged(sights.URL, sights.fired(f"W{at:03}", "a rule")) for at in range(num_rules)]
+    sight = sights.sight(sights.view(), judged=[*fired, *lacking(9)])
+    shown, whole = lines(sight, width=100, height=height), lines(sight, width=100)
+    assert len(shown) == min(height, len(whole))
+    assert any("more lines" in line.plain for line in shown) == (len(whole) > height)
+
+
+def test_what_of_a_page_was_not_read_is_told():
+    cut = replace(sights.snapshot(), dropped="71 bytes of an unfinished last line")
+    shown = text(sights.sight(sights.view(now=cut), sights.view("http://b:8000")))
+    assert "not read of its page: 71 bytes of an unfinished last line (1 replica)" in shown
+    views = [
+        sights.view(f"http://{at}", now=replace(cut, dropped=f"{at + 1} malformed lines"))
+        for at in range(9)
+    ]
+    shown = text(sights.sight(*views))
+    assert (
+        shown.count("not read of its page:") == 3 and "and 6 replicas more, in other ways" in shown
+    )
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_figure_that_is_asked_for_is_shown_at_every_width(width):
     shown = " ".join(

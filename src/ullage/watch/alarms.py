@@ -87,13 +87,18 @@ def severity_counts(sight: Sight) -> list[Text]:
 
 
 def alarms(sight: Sight, width: int, *, verbose: bool = False) -> list[Text]:
-    """What fires, what ended lately, what could not be evaluated, and the count."""
+    """What fires, and what ended lately."""
     lines: list[Text] = []
     for alarm in alarms_of(sight):
         lines += _lines_of(alarm, width, verbose=verbose)
     lines += _quiet(sight, width)
     lines += _ended(sight, width)
-    lines += _not_evaluated(sight, width)
+    return lines
+
+
+def verdicts(sight: Sight, width: int, *, verbose: bool = False) -> list[Text]:
+    """What could not be evaluated, what is clear, and the count."""
+    lines = _not_evaluated(sight, width)
     if verbose:
         lines += _clear(sight, width)
     if sight.judged:

@@ -92,9 +92,11 @@ def duration(seconds: float) -> str:
 
 
 def to_full(found: TimeToFull) -> str:
-    """`full in 40–55 s`, `full in over 2 min`, `full`."""
+    """`full in 40–55 s`, `full in over 2 min`, `full in < 1 s`, `full`."""
     if found.high_s <= 0:
         return "full"
+    if found.high_s < 1:
+        return "full in < 1 s"
     if math.isinf(found.high_s):
         return f"full in over {duration(found.low_s)}"
     low, high = duration(found.low_s), duration(found.high_s)

@@ -16,7 +16,7 @@ from ullage.findings.finding import Finding
 from ullage.pages.words import byte_size, count
 from ullage.telemetry.gpus import UNSOUGHT
 from ullage.watch import cells
-from ullage.watch.alarms import alarms, severity_counts
+from ullage.watch.alarms import alarms, severity_counts, verdicts
 from ullage.watch.cards import (
     LATENCIES,
     SHOWN,
@@ -35,6 +35,7 @@ from ullage.watch.totals import Totals, totals_of
 MAX_CARDS = 8
 MAX_ROWS = 50
 MAX_REASONS = 12
+MAX_DROPPED = 3
 NARROWEST = 40
 TOTALS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("running", count),
@@ -47,23 +48,29 @@ TOTALS: tuple[tuple[str, Callable[[float], str]], ...] = (
 def lines(
     sight: Sight, *, width: int, height: int | None = None, verbose: bool = False
 ) -> list[Text]:
-    """The whole view. With `height` never more lines than that: findings are cut to half of it,
-    replicas to what is left. `verbose` adds evidence, and the rules that were clear."""
+    """The whole view. With `height` never more lines than that: what fires is sure of half of it,
+    then replicas take what they need, then the rest of what fires, why there are dashes, and what
+    could not be evaluated. `verbose` adds evidence, and the rules that were clear."""
     width = max(width, NARROWEST)
     figures = [figures_of(view) for view in sight.views]
     rows = ranked(_rows(sight, figures))
     top = _header(sight, width)
     if len(rows) > 1:
         top += [Text(), *_totals(totals_of(sight.views, figures), width)]
-    found = alarms(sight, width, verbose=verbose)
-    notes = _absences(rows, width)
+    found, rest = alarms(sight, width, verbose=verbose), verdicts(sight, width, verbose=verbose)
+    notes = [*_dropped(sight, width), *_absences(rows, width)]
     if height is None:
-        return [*top, Text(), *_replicas(rows, width, None), *_apart(notes), *_apart(found)]
-    found = cut(found, max(3, (height - len(top)) // 2))
-    room = max(1, height - len(top) - len(found) - 2)
-    shown = _replicas(rows, width, room)
-    notes = cut(notes, room - len(shown) - 1)
-    return [*top, Text(), *shown, *_apart(notes), *_apart(found)][:height]
+        shown = _replicas(rows, width, None)
+        return [*top, Text(), *shown, *_apart(notes), *_apart([*found, *rest])]
+    below = height - len(top) - 1
+    sure = cut(found, max(3, below // 2))
+    shown = _replicas(rows, width, max(1, below - len(_apart(sure))))
+    left = below - len(shown)
+    found = cut(found, left - 1)
+    left -= len(_apart(found))
+    notes = cut(notes, left - 1)
+    rest = cut(rest, left - len(_apart(notes)) - (not found))
+    return [*top, Text(), *shown, *_apart(notes), *_apart([*found, *rest])][:height]
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
@@ -199,6 +206,24 @@ def _replicas(rows: Sequence[Row], width: int, room: int | None) -> list[Text]:
         return table(rows, width)
     rest = f"… {len(rows) - most:,} more replicas, none of them worse"
     return [*table(rows[:most], width), Text(rest, "dim")]
+
+
+def _dropped(sight: Sight, width: int) -> list[Text]:
+    """What of pages could not be read: what stood there is missing above."""
+    told: dict[str, int] = defaultdict(int)
+    for view in sight.views:
+        if view.now is not None and not view.error and view.now.dropped:
+            told[view.now.dropped] += 1
+    ranked = sorted(told.items(), key=lambda pair: -pair[1])
+    found: list[Text] = []
+    for what, num in ranked[:MAX_DROPPED]:
+        where = "" if num == len(sight.views) else f" ({num:,} replica{'s' if num != 1 else ''})"
+        text = f"not read of its page: {cells.clean(what)}{where}"
+        found += wrapped(text, width, "", "bold yellow")
+    if len(ranked) > MAX_DROPPED:
+        text = f"and {sum(num for _, num in ranked[MAX_DROPPED:]):,} replicas more, in other ways"
+        found += wrapped(text, width, "", "dim")
+    return found
 
 
 def _absences(rows: Sequence[Row], width: int) -> list[Text]:
