@@ -132,10 +132,15 @@ def test_a_percentage_by_the_name_of_a_ratio_is_not_read() -> None:
     assert [device.gpu.busy_ratio for device in devices_on(page)] == [0.5, 0.5]
 
 
-def test_labels_that_prometheus_has_of_its_own_do_not_hide_the_workloads() -> None:
-    own = {"namespace": "gpu-operator", "pod": "dcgm-exporter-x", "instance": "10.1.0.7:9400"}
-    theirs = {"exported_namespace": "llm", "exported_pod": "vllm-0", "cluster": "eu"}
-    place = only(dcgm_page({**labels_of(), **own, **theirs})).place
+@pytest.mark.parametrize("own", [{"namespace", "pod"}, {"namespace"}, {"pod"}, set()])
+def test_labels_that_prometheus_has_of_its_own_do_not_hide_the_workloads(own: set[str]) -> None:
+    """It renames those that both have, and only those."""
+    labels = {"instance": "10.1.0.7:9400", "cluster": "eu", **labels_of()}
+    for name, target, workload in (("namespace", "gpu", "llm"), ("pod", "dcgm-x", "vllm-0")):
+        labels[name] = target if name in own else workload
+        if name in own:
+            labels[f"exported_{name}"] = workload
+    place = only(dcgm_page(labels)).place
     assert (place.namespace, place.pod, place.cluster) == ("llm", "vllm-0", "eu")
     assert place.hosts == ("gpu-1", "10.1.0.7")
 

@@ -226,10 +226,6 @@ def _key_of(labels: Labels) -> _Key | None:
         what: next((all_named[name] for name in names if all_named.get(name)), "")
         for what, names in LABELS.items()
     }
-    if "exported_pod" in all_named or "exported_namespace" in all_named:
-        # Then pod and namespace are the exporter's own, also where only one of them is hidden.
-        named["pod"] = all_named.get("exported_pod", "")
-        named["namespace"] = all_named.get("exported_namespace", "") or named["namespace"]
     if not (named["uuid"] or named["index"] or named["device"]):
         return None
     return tuple(named.values())
