@@ -75,6 +75,19 @@ def test_growth_in_one_span_only_has_no_upper_end():
     assert replica["time_to_full_s"] == {"low": pytest.approx(125.0), "high": None}
 
 
+def test_an_engine_with_nothing_to_do_does_not_fill_whatever_it_did_before():
+    idle = sights.snapshot(gauges={**sights.GAUGE_VALUES, "running": 0.0, "waiting": 0.0})
+    replica = replica_of(sights.view(now=idle))
+    assert replica["time_to_full_s"] is None
+    assert replica["absent"]["time_to_full_s"] == "it is not filling: nothing runs"
+
+
+def test_what_the_cache_was_before_a_restart_is_no_growth():
+    recent = sights.span(100.0, resets=1, trends={"kv_used_ratio": sights.trend(0.0, 0.75, 100)})
+    replica = replica_of(sights.view(recent=recent))
+    assert replica["time_to_full_s"] == {"low": pytest.approx(125.0), "high": pytest.approx(125.0)}
+
+
 def test_a_cache_that_does_not_fill_has_no_time_to_full_and_says_so():
     still = sights.span(trends={"kv_used_ratio": sights.trend(0.8, 0.75, 5.0)})
     replica = replica_of(sights.view(last=still, recent=still))

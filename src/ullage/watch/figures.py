@@ -268,7 +268,8 @@ def _identity(found: _Gathering, identity: Identity) -> None:
 def _time_to_full(found: _Gathering, view: View) -> TimeToFull | None:
     gauge: Gauge = "kv_used_ratio"
     used = found.numbers.get(gauge)
-    spans = [span for span in (view.last, view.recent) if span is not None]
+    # Over a restart the cache did not fill, it was another one.
+    spans = [span for span in (view.last, view.recent) if span is not None and not span.resets]
     trends = [span.trends[gauge] for span in spans if gauge in span.trends]
     if used is None:
         found.absent[TIME_TO_FULL] = found.absent[gauge]
@@ -277,6 +278,9 @@ def _time_to_full(found: _Gathering, view: View) -> TimeToFull | None:
         found.absent[TIME_TO_FULL] = OTHER_SCRAPE if view.num_swaps else ONE_SCRAPE
         return None
     free = max(0.0, 1.0 - used)
+    if free and found.numbers.get("running") == 0 == found.numbers.get("waiting"):
+        found.absent[TIME_TO_FULL] = "it is not filling: nothing runs"
+        return None
     ends = [
         free / trend.slope_per_s if trend.slope_per_s > 0 else math.inf
         for trend in trends
