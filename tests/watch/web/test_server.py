@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
@@ -18,6 +20,7 @@ from tests.watch import sights
 from tests.watch.web import simulated
 from tests.watch.web.served import served
 from ullage.errors import BadUsage
+from ullage.watch.web import connections, gate
 from ullage.watch.web.app import STATIC, create_app
 from ullage.watch.web.feed import Feed
 from ullage.watch.web.gate import HEADERS
@@ -175,6 +178,42 @@ def test_each_round_is_told_to_those_who_listen(feed: Feed, url: str) -> None:
     assert next_event() == first + 1
     answer.close()
     connection.close()
+
+
+HALF = b"GET /api/sight HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET", HALF, HALF + b"\r\n" + HALF])
+def test_who_asks_nothing_is_let_go(url: str, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a few hundred half requests keep everybody out, and need no key for it."""
+    monkeypatch.setattr(connections, "HEAD_WITHIN_S", 0.3)
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname or "", where.port or 0), timeout=60) as idle:
+        idle.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            while idle.recv(1 << 16):
+                pass  # the answer to a request that was whole
+
+
+def test_who_listens_is_not_let_go(feed: Feed, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_WITHIN_S", 0.1)
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname or "", where.port or 0), timeout=60) as listener:
+        listener.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        told = listener.recv(1 << 16)
+        for _ in range(8):  # several looks lie between the rounds
+            time.sleep(0.1)
+            feed.take(sights.sight(sights.view()))
+            told += listener.recv(1 << 16)
+    assert told.count(b"data:") >= 4
+
+
+def test_a_form_that_does_not_end_is_refused(locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "FORM_WITHIN_S", 0.1)
+    where = urlsplit(locked)
+    with socket.create_connection((where.hostname or "", where.port or 0), timeout=60) as slow:
+        slow.sendall(b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n\r\nkey")
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
 
 
 def test_more_listeners_than_there_is_room_for_are_told_to_ask(

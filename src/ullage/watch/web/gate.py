@@ -23,6 +23,7 @@ LOGIN = "/login"
 OPEN_PATHS = frozenset((LOGIN, "/style.css", "/icon.svg"))
 LOOPBACK_NAMES = frozenset(("127.0.0.1", "localhost", "[::1]"))
 MAX_FORM_BYTES = 4096
+FORM_WITHIN_S = 10.0
 WRONG_KEY_PAUSE_S = 0.5
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -93,10 +94,14 @@ class Gate:
     async def _log_in(self, request: Request) -> Response:
         assert self._key is not None
         body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_FORM_BYTES:
-                return _said(413, f"the form has more than {MAX_FORM_BYTES} bytes")
+        try:
+            async with asyncio.timeout(FORM_WITHIN_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > MAX_FORM_BYTES:
+                        return _said(413, f"the form has more than {MAX_FORM_BYTES} bytes")
+        except TimeoutError:
+            return _said(408, "the form did not come to its end", {"Connection": "close"})
         given = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0]
         if not hmac.compare_digest(given.encode(), self._key):
             await asyncio.sleep(WRONG_KEY_PAUSE_S)

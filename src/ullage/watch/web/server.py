@@ -63,6 +63,8 @@ async def serving(
     """
     import uvicorn
 
+    from ullage.watch.web.connections import PromptProtocol
+
     if not is_loopback(host) and not api_key:
         raise BadUsage(
             f"{host} can be reached from elsewhere and there is no key",
@@ -84,6 +86,7 @@ async def serving(
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
         ws="none",
+        http=PromptProtocol,
         limit_concurrency=MOST_CONNECTIONS,
     )
     server = Quiet(config)
