@@ -21,6 +21,7 @@ ENGINES = ("vllm", "sglang", "trtllm", "triton", "tgi", "lmdeploy", "llamacpp", 
 """Dialects by name; a test holds them to `telemetry.dialects.table`."""
 EXPORTER = "exporter"
 GPUS = "dcgm"
+PODS = "kube-state-metrics"
 LABEL = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 LEAST_SCRAPE_S, MOST_SCRAPE_S = 0.1, 3600.0
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
@@ -34,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     code = parser.add_argument_group("for the words rules and dashboard")
     code.add_argument(
         "--engine",
-        choices=(*ENGINES, EXPORTER, GPUS),
+        choices=(*ENGINES, EXPORTER, GPUS, PODS),
         help=f"whose metrics (default: vllm); {EXPORTER}: what `ullage watch --exporter` exports; "
-        f"{GPUS}: GPUs, by NVIDIA's DCGM exporter",
+        f"{GPUS}: GPUs, by NVIDIA's DCGM exporter; {PODS}: pods, rules only",
     )
     code.add_argument(
         "--selector", metavar="MATCHERS", help='only series that match, for example job="vllm"'
@@ -94,6 +95,14 @@ def _rules(args: argparse.Namespace) -> str:
         from ullage.watch.code.gpus import gpu_rule_file
 
         return gpu_rule_file(scope.matchers, spans)
+    if args.engine == PODS:
+        from ullage.watch.code.pods import pod_rule_file
+
+        if not scope.matchers:
+            raise BadUsage("it tells of every pod of the cluster", field="--selector",
+                           expected="which serve models, for example "
+                           'namespace="llm",pod=~"vllm-.*"')  # fmt: skip
+        return pod_rule_file(scope.matchers, spans)
     return rule_file(ruleset_of(_dialect(args), scope, spans))
 
 
@@ -102,6 +111,8 @@ def _dashboard(args: argparse.Namespace) -> str:
     from ullage.watch.code.panels import board_of
 
     scope = _scope(args)
+    if args.engine == PODS:
+        raise BadUsage("there is no dashboard of pods", field="--engine", expected="another")
     if args.engine == EXPORTER:
         from ullage.watch.code.exporter_code import exporter_board
 
@@ -123,7 +134,11 @@ def _scope(args: argparse.Namespace) -> Scope:
     from ullage.telemetry.promql_text import selector_of
     from ullage.watch.code.expressions import Scope
 
-    apart = {EXPORTER: "replicas are told apart by url", GPUS: "GPUs by host and UUID"}
+    apart = {
+        EXPORTER: "replicas are told apart by url",
+        GPUS: "GPUs are told apart by host and UUID",
+        PODS: "pods are told apart by namespace and name",
+    }
     if args.engine in apart and args.by is not None:
         raise BadUsage(apart[args.engine], field="--by",
                        expected=f"another --engine than {args.engine}")  # fmt: skip

@@ -13,7 +13,7 @@ from tests.telemetry.prometheus_server import NEEDS_PROMTOOL
 from ullage.cli.watch_code import add_arguments
 from ullage.telemetry.dialects.table import DIALECTS
 from ullage.telemetry.promql_text import metrics_in
-from ullage.watch.code import gpus
+from ullage.watch.code import gpus, pods
 from ullage.watch.code.alert import keys_in
 from ullage.watch.code.alerts import ABSENT, ALERTS, IMPOSSIBLE
 from ullage.watch.code.expressions import Scope
@@ -23,8 +23,6 @@ from ullage.watch.rules.table import RULES
 
 ENGINES = {dialect.engine: dialect for dialect in DIALECTS}
 EVERY = [*ALERTS, ABSENT, IMPOSSIBLE]
-# Kubernetes tells of pods: no exporter that is read here does.
-WITHOUT_ALERT = {"W025"}
 
 
 @NEEDS_PROMTOOL
@@ -42,7 +40,8 @@ def test_promtool_takes_every_file(tmp_path: Path) -> None:
 
 def test_every_rule_has_an_alert_and_every_alert_a_rule() -> None:
     ids = {rule.id for rule in RULES}
-    assert {alert.rule for alert in (*EVERY, *gpus.ALERTS)} == ids - WITHOUT_ALERT
+    elsewhere = (*gpus.ALERTS, *(lasting.alert for lasting in pods.ALERTS))
+    assert {alert.rule for alert in (*EVERY, *elsewhere)} == ids
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -149,6 +148,11 @@ def test_every_alert_is_documented() -> None:
         hold = duration(one.hold_s) if one.hold_s else "at once"
         link = f"[{alert.rule}](rules/{alert.rule}.md)"
         expected.append(f"| `{alert.name}` | {link} | {one.severity} | {hold} | GPUs |")
+    for lasting in pods.ALERTS:
+        one = pods.written_of(lasting, "")
+        hold = duration(one.hold_s) if one.hold_s else "at once"
+        link = f"[{one.rule.id}](rules/{one.rule.id}.md)"
+        expected.append(f"| `{one.alert.name}` | {link} | {one.severity} | {hold} | pods |")
     assert rows == expected
 
 
