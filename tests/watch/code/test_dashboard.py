@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,13 @@ def test_a_selector_and_labels_reach_every_query() -> None:
         assert "namespace" not in expr
     for variable in document["templating"]["list"][1:]:
         assert 'team="a"' in variable["query"]
-    exported = json.loads(dashboard_json(exporter_board('team="a"')))
-    assert all('team="a"' in expr for _, expr in targets(exported))
+    for board in (exporter_board('team="a"'), gpu_board('team="a"')):
+        document = json.loads(dashboard_json(board))
+        assert all('team="a"' in expr for _, expr in targets(document))
+        for variable in document["templating"]["list"][1:]:
+            # One selector, whatever it begins with.
+            assert re.fullmatch(r"label_values\(\w*\{[^{}]*team=\"a\"[^{}]*\}, \w+\)",
+                                variable["query"])  # fmt: skip
     assert exporter_rule_file('team="a"', Spans()).count('team="a"') >= len(OWN)
 
 

@@ -18,7 +18,7 @@ SUPPLY = (*bits_of("thermal", "brake", "power_cap"), SLOWED)
 def gpu_board(matchers: str = "") -> Board:
     """Every GPU that a DCGM exporter tells of."""
     scope = Scope(",".join(part for part in (CHOSEN, matchers) if part))
-    chosen_by = Scope(matchers).select('{__name__=~"DCGM_FI_DEV_GPU_TEMP(_CELSIUS)?"}')
+    chosen_by = Scope(matchers).select("", '__name__=~"DCGM_FI_DEV_GPU_TEMP(_CELSIUS)?"')
     return Board(
         uid=f"ullage-{ENGINE}",
         title="ullage: GPUs",
