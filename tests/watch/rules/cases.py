@@ -101,6 +101,11 @@ class Past:
         }
         self.deferred = level(0.0, self.num_scrapes)
 
+    def end(self, **reasons: float) -> None:
+        """So many ended, each of whom began in the same span."""
+        self.ended = reasons
+        self.histograms["ttft_s"] = usual(sum(reasons.values()))["ttft_s"]
+
     def span(self, without: frozenset[str]) -> Span:
         def kept(values: dict[str, object]) -> dict[str, object]:
             return {name: value for name, value in values.items() if name not in without}
@@ -310,7 +315,7 @@ def _queue_of_seats(w: World) -> None:
 def _deferred(w: World) -> None:
     w.trend("waiting", level(12.0))
     w.recent.deferred = level(11.0)
-    w.recent.ended = {"stop": 90.0}
+    w.recent.end(stop=90.0)
 
 
 def _small_pool(w: World) -> None:
@@ -324,12 +329,12 @@ def _stuck(w: World) -> None:
 
 def _imbalance(w: World) -> None:
     w.trend("waiting", level(8.0))
-    w.recent.ended = {"stop": 900.0}  # they wait for some seconds: W005 is silent
+    w.recent.end(stop=900.0)  # they wait for some seconds: W005 is silent
 
 
 def _starved(w: World) -> None:
     w.trend("running", level(0.0))
-    w.recent.ended = {"stop": 0.0}
+    w.recent.end(stop=0.0)
     w.recent.rises |= dict.fromkeys(w.recent.rises, 0.0)
     w.trend("kv_used_ratio", level(0.0))
     w.busy_s = 0.0
@@ -407,7 +412,7 @@ def _xid(w: World) -> None:
 def _held(w: World) -> None:
     w.trend("kv_used_ratio", level(0.3))
     w.trend("running", level(0.0))
-    w.recent.ended = dict.fromkeys(w.recent.ended, 0.0)
+    w.recent.end(**dict.fromkeys(w.recent.ended, 0.0))
     w.recent.rises = dict.fromkeys(w.recent.rises, 0.0)
     w.peers = [Past(300.0, 20.0, 60), Past(300.0, 20.0, 60)]
     w.busy_s = 0.0
@@ -431,6 +436,12 @@ def _rejections(w: World) -> None:
 
 
 def _given_up(w: World) -> None:
+    """300 began; vLLM counts nobody who left."""
+    w.recent.ended = {"stop": 100.0, "abort": 0.0}
+
+
+def _given_up_and_counted(w: World) -> None:
+    w.who = replace(w.who, engine="ullage")
     w.recent.ended = {"stop": 100.0, "abort": 200.0}
 
 
@@ -498,7 +509,10 @@ CASES: tuple[tuple[str, Case], ...] = (
                   names("finished_by_reason|rejected_requests"))),
     ("W023", Case(_rejections, "100 of 400 requests were turned away",
                   names("finished_by_reason|rejected_requests"))),
-    ("W024", Case(_given_up, "67% of requests are now given up", ENDS, needs_past=True)),
+    ("W024", Case(_given_up, "At least 66% of requests are now given up",
+                  names("finished_by_reason", "ttft_s", "running", "waiting"), needs_past=True)),
+    ("W024", Case(_given_up_and_counted, "67% of requests are now given up", ENDS,
+                  needs_past=True)),
     ("W025", Case(_killed, "vllm was killed 4 min ago", needs_recent=False)),
     ("W025", Case(_unready, "not been ready for 40 min", severity="warning", needs_recent=False)),
 )  # fmt: skip

@@ -246,6 +246,8 @@ class Engine:
     def _end(self, request: Request, reason: str) -> None:
         self.running.remove(request)
         self.blocks -= self._blocks_for(request.prompt + request.made)
+        if reason == "abort":
+            return  # vLLM counts nobody who left
         self.ended[reason] += 1
         self.seen["e2e_s"].observe(self.time_s - request.arrival_s)
         self.seen["request_prompt_tokens"].observe(request.prompt)

@@ -418,6 +418,29 @@ def test_without_devices_their_rules_say_what_they_lack():
         assert "GPU metrics" in finding(rule_id, world).missing[0]
 
 
+def test_who_began_and_is_still_served_was_not_given_up():
+    """300 began and 100 ended, and the other 200 run or wait again after a preemption."""
+    world = changed(next(case for i, case in CASES if i == "W024"))
+    world.trend("running", ramp(6.0, 150.0))
+    world.trend("waiting", ramp(0.0, 50.0))
+    assert finding("W024", world).state == "clear"
+
+
+def test_who_was_given_up_as_often_before_is_no_news():
+    """A third of what began in the past did not end either."""
+    world = changed(next(case for i, case in CASES if i == "W024"))
+    world.past.ended = {name: number / 3 for name, number in world.past.ended.items()}
+    assert finding("W024", world).state == "clear"
+
+
+def test_whom_a_restart_ended_nobody_gave_up():
+    world = changed(next(case for i, case in CASES if i == "W024"))
+    world.recent.resets = 1
+    found = finding("W024", world)
+    assert found.state == "not_evaluable"
+    assert "restart" in found.missing[0]
+
+
 def test_a_cold_cache_is_not_compared_with_warm_ones():
     world = changed(next(case for i, case in CASES if i == "W022"))
     world.who = replace(world.who, started_s=NOW_S - 60)

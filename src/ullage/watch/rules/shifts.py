@@ -1,7 +1,8 @@
 """Rules about a replica against its own past: W013 answers cut short, W014 slower, W015 other
-lengths, W024 given up.
+lengths.
 
-Holds what is compared and when a difference matters; what chance explains is `sampling.py`'s.
+Holds what is compared and when a difference matters; what chance explains is `sampling.py`'s, those
+who leave are `leaving.py`'s.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ MORE_CUT = 0.2
 """A rise by one answer in five, beyond what chance explains."""
 
 
-def _both(subject: Subject) -> tuple[Snapshot, Span, Span]:
+def both(subject: Subject) -> tuple[Snapshot, Span, Span]:
     """The answer, what is recent, and the past. Raises Lacking."""
     now = answer_of(subject)
     return now, recent_of(subject), past_of(subject, PAST_NEEDED_S)
 
 
-def _enough(subject: Subject, recent: float, past: float, threshold: float) -> None:
+def enough(subject: Subject, recent: float, past: float, threshold: float) -> None:
     """Raises Lacking where so few requests can tell nothing."""
     least = least_sample(threshold, len(subject.fleet))
     if recent < least:
@@ -63,15 +64,15 @@ def _pair(name: str, past: float, recent: float, unit: str, source: str) -> tupl
     )
 
 
-def _share_rise(subject: Subject, reason: str) -> tuple[float, float, float, tuple[Evidence, ...]]:
+def share_rise(subject: Subject, reason: str) -> tuple[float, float, float, tuple[Evidence, ...]]:
     """(share before, share now, what it must rise by, the evidence) of one way to end."""
-    now, recent, past = _both(subject)
+    now, recent, past = both(subject)
     after, before = (
         rises_of(now, recent, "finished_by_reason"),
         rises_of(now, past, "finished_by_reason"),
     )
     num, num_past = sum(after.values()), sum(before.values())
-    _enough(subject, num, num_past, MORE_CUT)
+    enough(subject, num, num_past, MORE_CUT)
     was, is_now = before.get(reason, 0.0) / num_past, after.get(reason, 0.0) / num
     source = source_of(now, "finished_by_reason")
     facts = (
@@ -83,8 +84,8 @@ def _share_rise(subject: Subject, reason: str) -> tuple[float, float, float, tup
 
 @answering
 def _cut_short(subject: Subject) -> Answer:
-    was, is_now, needed, facts = _share_rise(subject, "length")
-    now, recent, past = _both(subject)
+    was, is_now, needed, facts = share_rise(subject, "length")
+    now, recent, past = both(subject)
     asked = _asked(subject, now, recent, past)
     facts = (*facts, *(asked[1] if asked else ()))
     fell = asked is not None and asked[0]
@@ -128,20 +129,6 @@ def _asked(
     return beyond and before.count >= PAST_REQUESTS and medians[1].high <= medians[0].low, facts
 
 
-@answering
-def _given_up(subject: Subject) -> Answer:
-    was, is_now, needed, facts = _share_rise(subject, "abort")
-    if is_now - was < needed:
-        return Clear(facts)
-    return Fired(
-        f"{percent(is_now)} of requests are now given up before they end; before it was "
-        f"{percent(was)}: clients or a gateway time out, and what was computed for them is wasted.",
-        "Compare the time to first token and the length of answers with the timeouts on the way; "
-        "look for a gateway that was changed.",
-        facts,
-    )
-
-
 SLOWER = 1.5
 LOAD_POWER = 2.0
 """Latency may grow with load faster than load: within this power of it, load explains it."""
@@ -151,7 +138,7 @@ WORDS = {"ttft_s": "first tokens", "itl_s": "tokens"}
 
 @answering
 def _slower(subject: Subject) -> Answer:
-    now, recent, past = _both(subject)
+    now, recent, past = both(subject)
     if not any(knows(now, name) for name in LATENCIES):
         require(now, *LATENCIES)
     facts: list[Evidence] = []
@@ -188,7 +175,7 @@ def _one_latency(
     after, before = histogram_of(now, recent, name), histogram_of(now, past, name, "its past")
     # Tokens of one step, and of one request, are late together: the sample is the requests.
     num = min(after.count, requests_in(now, recent)[0])
-    _enough(subject, num, min(before.count, requests_in(now, past)[0]), DRIFT)
+    enough(subject, num, min(before.count, requests_in(now, past)[0]), DRIFT)
     usual, tail, typical = before.quantile(0.5), before.quantile(0.9), after.quantile(0.5)
     if usual is None or tail is None or typical is None or before.bounds != after.bounds:
         raise Lacking(f"{name} in the same buckets as before")
@@ -249,7 +236,7 @@ OTHER_LENGTH = 1.5
 
 @answering
 def _other_lengths(subject: Subject) -> Answer:
-    now, recent, past = _both(subject)
+    now, recent, past = both(subject)
     require(now, *(name for name, _ in LENGTHS))
     facts: list[Evidence] = []
     told: list[str] = []
@@ -257,7 +244,7 @@ def _other_lengths(subject: Subject) -> Answer:
     for name, words in LENGTHS:
         after, before = histogram_of(now, recent, name), histogram_of(now, past, name, "its past")
         try:
-            _enough(subject, after.count, before.count, DRIFT)
+            enough(subject, after.count, before.count, DRIFT)
         except Lacking as one:
             lacking += one.missing
             continue
@@ -340,16 +327,5 @@ RULES = (
         "public traces (watch/rules/sampling.py)",
         example="median prompt 200 → 6,000 tokens over 150 requests",
         check=_other_lengths,
-    ),
-    Rule(
-        id="W024",
-        title="Requests that are given up",
-        severity=Severity.warning,
-        category="traffic",
-        why="Clients that time out often ask again: the engine works for nobody, twice.",
-        fix="Match timeouts to what the server can do, or the server to the timeouts.",
-        source="vllm 0.32: v1/metrics/loggers.py (request_success, finished_reason=abort)",
-        example="finished_reason=abort 2% for an hour, then 60% of 200 requests",
-        check=_given_up,
     ),
 )
