@@ -440,6 +440,17 @@ def test_spans_begin_anew_with_the_process_that_took_an_address_over() -> None:
     assert view.recent.rises == {"prompt_tokens": 200}
 
 
+def test_another_engine_is_no_restart_and_continues_no_count() -> None:
+    looks = [
+        answered(
+            snapshot(START_S + at, counters={"prompt_tokens": 1e6 / at}, identity=Identity(engine))
+        )
+        for at, engine in enumerate(["vllm", "", "sglang", "vllm"], 1)
+    ]
+    view = viewed(looks)
+    assert view.num_swaps == 2 and view.last is None and view.recent is None
+
+
 def test_restarts_one_after_the_other_are_no_swaps() -> None:
     starts = [START_S - 5000.0, *(START_S + 60.0 * at - 2.0 for at in range(1, 8))]
     view = viewed(_balanced(starts, step_s=60.0))

@@ -71,6 +71,7 @@ class History:
         self._moved_s = 0.0  # when any number last was another
         self._view: View | None = None
         self._starts: deque[float] = deque(maxlen=MOST_STARTS)  # of the processes that answered
+        self._engine = ""  # the last that was known
         self._swaps_s: deque[float] = deque(maxlen=MOST_STARTS)
         self._forget()
 
@@ -136,8 +137,12 @@ class History:
         self._keep(step)
 
     def _is_swapped(self, snapshot: Snapshot) -> bool:
-        """Whether another process answers than before, and one that had run all the while."""
+        """Whether another process answers than before: one that had run all the while, or is of
+        another engine."""
         started_s, before_s, before = snapshot.identity.started_s, self._started_s, self._now
+        engine, self._engine = self._engine, snapshot.identity.engine or self._engine
+        if engine and engine != self._engine:
+            return True  # nothing that one engine counts is what the other does
         if started_s is None:
             return False
         known = any(abs(started_s - one) <= SAME_START_S for one in self._starts)
