@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -338,3 +339,46 @@ def test_on_a_terminal_the_last_round_is_drawn_and_the_screen_given_back(engine,
     assert b"\x1b[?1049l" in drawn
     assert b"waiting 2" in drawn
     assert b"waiting 2" in drawn.rpartition(b"\x1b[?1049l")[2]  # the last round stays behind
+
+
+class _Partial(BaseHTTPRequestHandler):
+    """A Prometheus that answers in part, and says so."""
+
+    def do_POST(self) -> None:
+        body = json.dumps(
+            {
+                "status": "success",
+                "data": {"resultType": "vector", "result": []},
+                "warnings": ["only a part"],
+            }
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_warning_is_printed_beneath_the_live_screen_and_not_into_it():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Partial) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        ours, theirs = pty.openpty()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        watch = started("--prometheus", url, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        drawn, until_s = b"", time.monotonic() + 60
+        while b"has no target" not in drawn and time.monotonic() < until_s:
+            drawn += os.read(ours, 65536)
+        watch.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(ours, 65536):
+                drawn += more
+        watch.wait(20)
+        os.close(ours)
+        server.shutdown()
+    on_screen, _, after = drawn.rpartition(b"\x1b[?1049l")
+    assert b"only a part" not in on_screen
+    assert after.count(b"Prometheus warns: only a part") == 1

@@ -275,11 +275,12 @@ def _prometheus(args: argparse.Namespace, stack: AsyncExitStack) -> Source:
         from ullage.telemetry.prometheus_api import access_from
         from ullage.telemetry.promql import PrometheusSource
 
+    say = _aside(args, stack)
     source = PrometheusSource(
         args.prometheus,
         selector=args.prometheus_selector or "",
         access=access_from(os.environ, args.prometheus_header or (), args.api_key or ""),
-        on_warning=lambda text: print(f"ullage watch: Prometheus warns: {text}", file=sys.stderr),
+        on_warning=lambda text: say(f"ullage watch: Prometheus warns: {text}"),
     )
     stack.push_async_callback(source.close)
     return source
@@ -383,6 +384,21 @@ def _screen(args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None
     screen = stack.enter_context(Screen(verbose=args.verbose))
     asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, screen.redraw)
     return lambda sight: screen.show(sight, () if actor is None else actor.said)
+
+
+def _aside(args: argparse.Namespace, stack: AsyncExitStack) -> Callable[[str], None]:
+    """Prints to standard error; where the live screen is there, when that is gone: a line that is
+    printed into it scrolls it away."""
+    held: list[str] = []
+    stack.callback(lambda: [print(line, file=sys.stderr) for line in held])
+
+    def say(line: str) -> None:
+        if _on_screen(args) and sys.stderr.isatty():
+            held.append(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    return say
 
 
 def _on_screen(args: argparse.Namespace) -> bool:

@@ -80,7 +80,7 @@ async def serving(
     listening = _listen(host, port, field)
     config = uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         lifespan="off",
         server_header=False,
