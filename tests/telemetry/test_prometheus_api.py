@@ -341,6 +341,7 @@ def test_a_query_that_fails_spoils_its_own_replicas_and_is_asked_again() -> None
     assert "j/h0:1" in failed
     assert len(failed) == promql.TARGETS_PER_QUERY
     assert all("too many samples" in look.error for look in first if look.error)
+    assert [look.url for look in first if not look.asked] == failed  # it is no fault of theirs
     assert not [look for look in second if look.error]
 
 
@@ -375,7 +376,7 @@ def test_down_is_told_once_per_scrape() -> None:
     with serving(Fake(1, up="0")) as server:
         (first,), (second,) = looks_at(server.url, 2)
     assert first == second
-    assert first.error == "Prometheus could not scrape it (up is 0)"
+    assert first.error == "Prometheus could not scrape it (up is 0)" and first.asked
 
 
 def test_times_are_of_this_clock() -> None:
