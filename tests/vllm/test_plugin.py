@@ -27,7 +27,7 @@ from plugin_server import (
 )
 from tests.plugins import vllm_posts
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NUM_BLOCKS = 1024
 ROOMY = ("--num-gpu-blocks-override", str(NUM_BLOCKS + 1), "--max-num-seqs", "8")

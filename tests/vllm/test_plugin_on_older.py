@@ -22,7 +22,7 @@ from plugin_server import (
     spawned,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 SETUP = Path(__file__).parents[2] / "tools" / "vllm_setup.sh"
 VERSION = os.environ.get("ULLAGE_VLLM_OLD") or "0.30"

@@ -117,16 +117,16 @@ def test_a_drain_under_load_loses_nothing(launched: Servers) -> None:
 def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -> None:
     """Two API processes before two data-parallel engines; connections meet either process."""
     flags = ("--api-server-count", "2", "--data-parallel-size", "2", "--max-num-seqs", "8")
-    flags += ("--max-model-len", "8192", "--num-gpu-blocks-override", "1025")
-    server = launched.start(flags, ON)
+    server = launched.start((*flags, "--num-gpu-blocks-override", "1025"), {**ON, **DEV})
     eventually(lambda: server.said().count("Application startup complete") == 2)
-    running = [server.stream(prompt_of(number, 20), 6000) for number in range(8)]
-    eventually(lambda: {holder["engine"] for holder in server.kv()["holders"]} == {0, 1})
-    assert server.kv()["num_blocks"] == 2 * 1024
-    eventually(lambda: all(stream.tokens for stream in running))
-    answer = server.http.post("/ullage/drain").json()
-    assert answer["draining"]
-    assert 1 <= answer["in_flight"] <= 8
+    running = server.streams([prompt_of(number, 20) for number in range(8)], 1000)
+    report = server.kv()
+    assert {holder["engine"] for holder in report["holders"]} == {0, 1}
+    assert report["num_blocks"] == 2 * 1024
+    answer = server.http.post("/ullage/drain")
+    assert (answer.status_code, answer.json()["draining"]) == (202, True)
+    eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 8)
+    server.resume()
     for _ in range(20):
         # A new connection each: the kernel spreads them over the processes.
         with httpx.Client(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as stranger:
@@ -134,7 +134,7 @@ def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -
             assert stranger.post(f"{server.url}/v1/completions", json=body).status_code == 503
     for stream in running:
         stream.wait()
-        assert (stream.reason, stream.tokens) == ("length", 6000)
+        assert (stream.reason, stream.tokens) == ("length", 1000)
     eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 0)
     text = server.http.get("/metrics").text
     for engine in (0, 1):
