@@ -11,8 +11,10 @@ from tests.watch import sights
 from ullage.findings.finding import Severity
 from ullage.telemetry.histogram import Histogram
 from ullage.telemetry.snapshot import Gpu
+from ullage.watch.alarms import clock
 from ullage.watch.rule import Judged
 from ullage.watch.terminal import lines
+from ullage.watch.view import Change
 
 WIDTHS = (60, 80, 120, 200)
 GPU = Gpu("0", "H200", 7e10, 1.5e11, 0.97, 1.41e9, 1.98e9, 690, 81, ("power cap",))
@@ -167,6 +169,16 @@ def test_findings_come_the_gravest_first_with_cause_remedy_and_what_changed():
     assert "since 00:52:20" in shown
     assert "not evaluated for want of page_utilization_ratio: W002" in shown
     assert "1 error, 1 warning; 1 clear; 1 not evaluated" in shown
+
+
+@pytest.mark.parametrize(("later_s", "told"), [(-30, ""), (0, ""), (4, ", 4 s after it began")])
+def test_what_changed_only_after_it_began_is_said_to_have(later_s: float, told: str):
+    began = sights.incident()
+    change = Change(began.since_s + later_s, "version", "0.31.0", "0.32.0")
+    incident = replace(began, changed=(change,))
+    judged = (Judged(sights.URL, incident.finding),)
+    shown = text(sights.sight(judged=judged, incidents=(incident,)))
+    assert f"changed {clock(change.time_s)}{told}: version 0.31.0 → 0.32.0" in shown
 
 
 def test_a_rule_that_fires_everywhere_is_told_once():

@@ -118,7 +118,7 @@ def _lines_of(alarm: Alarm, width: int, *, verbose: bool) -> list[Text]:
     lines += wrapped(finding.cause, width, INDENT)
     lines += wrapped(f"→ {finding.remedy}", width, INDENT)
     for change in alarm.changed[:MAX_CHANGES]:
-        text = f"changed {clock(change.time_s)}: {_change(change)}"
+        text = f"changed {_when(change, alarm.since_s)}: {_change(change)}"
         lines += wrapped(text, width, INDENT)
     if verbose:
         lines += _facts(finding.evidence, width)
@@ -137,6 +137,15 @@ def _on(urls: Sequence[str]) -> str:
         return ""
     more = len(urls) - len(named)
     return f" on {', '.join(named)}" + (f" and {more:,} more" if more else "")
+
+
+def _when(change: Change, since_s: float | None) -> str:
+    """The time of day; of a change that was seen only after it began also that, since a cause comes
+    before its effect, or is seen with the next scrape."""
+    after_s = 0.0 if since_s is None else change.time_s - since_s
+    if after_s < 1.0:
+        return clock(change.time_s)
+    return f"{clock(change.time_s)}, {cells.duration(after_s)} after it began"
 
 
 def _change(change: Change) -> str:

@@ -17,7 +17,8 @@ class Incident:
     """A rule that fired on a replica (url "": the fleet) without a pause.
 
     `finding` is its latest answer; `until_s` None while it lasts. Times are Unix seconds.
-    `changed` is what was different about the replica or its traffic shortly before it began.
+    `changed` is what was different about the replica or its traffic shortly before it began; what
+    was seen to change only after that (a cause may be seen a scrape late) has a later `time_s`.
     """
 
     url: str

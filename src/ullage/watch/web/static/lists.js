@@ -176,9 +176,18 @@ export function updateIncident(node, incident, nowS) {
   setText(node.querySelector(".standing"), until === null ? standing(incident) : "");
   setText(node.querySelector(".cause"), incident.cause);
   setText(node.querySelector(".remedy"), incident.remedy ? `→ ${incident.remedy}` : "");
-  redraw(node.querySelector(".changed"), [incident.changed, incident.since_s], ([changed, began]) => changed.length
-    ? [el("p", {class: "label", text: "What changed shortly before"}), el("ul", {}, ...changed.map(change => changeItem(change, began)))]
-    : [el("p", {class: "source", text: "Nothing was seen to change shortly before it began."})]);
+  redraw(node.querySelector(".changed"), [incident.changed, incident.since_s], ([changed, began]) => {
+    // A cause may be seen a scrape late; but what came after is not said to have come before.
+    const later = changed.filter(change => change.time_s - began >= 1);
+    const told = (label, changes) => changes.length
+      ? [el("p", {class: "label", text: label}), el("ul", {}, ...changes.map(change => changeItem(change, began)))]
+      : [];
+    const before = told("What changed shortly before", changed.filter(change => !later.includes(change)));
+    return [
+      ...before.length ? before : [el("p", {class: "source", text: "Nothing was seen to change shortly before it began."})],
+      ...told("Seen to change after it began", later),
+    ];
+  });
   const details = node.querySelector("details");
   details.hidden = !incident.evidence.length;
   redraw(details.querySelector("ul"), incident.evidence, evidence => evidence.map(evidenceItem));
