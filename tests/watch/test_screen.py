@@ -71,3 +71,16 @@ def test_the_screen_is_drawn_in_its_size_and_left(monkeypatch):
     assert "ended 2 requests" in drawn
     assert drawn.count("\n") <= 3 * 12
     assert terminal.getvalue().endswith("\x1b[?25h") or "\x1b[?1049l" in terminal.getvalue()
+
+
+def test_where_it_listens_stands_on_the_screen_in_every_round(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "12")
+    terminal, line = Terminal(), "page on http://127.0.0.1:40123"
+    with Screen(terminal, standing=(line,)) as screen:
+        assert terminal.getvalue().count(line) == 1
+        screen.show(SIGHT, ("shed the oldest: ended 2 requests",))
+        screen.redraw()
+        assert terminal.getvalue().count(line) == 3
+    assert "ended 2 requests" in terminal.getvalue().rpartition(line)[2]

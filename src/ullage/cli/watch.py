@@ -19,7 +19,7 @@ from ullage.cli.watch_flags import add_arguments
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from contextlib import AsyncExitStack
 
     from ullage.watch.act.actor import Actor
@@ -183,12 +183,18 @@ async def _shown(
     """Everybody who is given each round, in order. Who acts sees it whole, whatever is shown."""
     actor = None if args.act is None else _actor(args, stack)
     found: list[Shown] = []
+    places: list[str] = []
+
+    def listens(place: str) -> None:
+        places.append(place)
+        print(place, file=sys.stderr, flush=True)
+
     if args.exporter is not None:
-        found.append(await _exporter(args, stack))
+        found.append(await _exporter(args, stack, listens))
     if args.web is not None:
-        found.append(await _web(args, stack))
+        found.append(await _web(args, stack, listens))
     if not args.once:
-        found.append(_screen(args, stack, actor))
+        found.append(_screen(args, stack, actor, places))
     return [*([] if actor is None else [actor.take]), *(_each(chosen, show) for show in found)]
 
 
@@ -224,7 +230,9 @@ def _each(chosen: Callable[[Sight], Sight], show: Shown) -> Shown:
     return shown
 
 
-async def _exporter(args: argparse.Namespace, stack: AsyncExitStack) -> Shown:
+async def _exporter(
+    args: argparse.Namespace, stack: AsyncExitStack, listens: Callable[[str], None]
+) -> Shown:
     with _installed():
         from ullage.watch.exporter import Exporter, create_app
         from ullage.watch.web.gate import Gate
@@ -236,11 +244,13 @@ async def _exporter(args: argparse.Namespace, stack: AsyncExitStack) -> Shown:
     url = await stack.enter_async_context(
         serving(app, host=host, port=port, api_key=args.listen_api_key, field="--exporter")
     )
-    print(f"metrics on {url}/metrics", file=sys.stderr, flush=True)
+    listens(f"metrics on {url}/metrics")
     return exporter.take
 
 
-async def _web(args: argparse.Namespace, stack: AsyncExitStack) -> Shown:
+async def _web(
+    args: argparse.Namespace, stack: AsyncExitStack, listens: Callable[[str], None]
+) -> Shown:
     with _installed():
         from ullage.watch.web.app import create_app
         from ullage.watch.web.feed import Feed
@@ -259,11 +269,13 @@ async def _web(args: argparse.Namespace, stack: AsyncExitStack) -> Shown:
             before_stop=feed.close,
         )
     )
-    print(f"page on {url}", file=sys.stderr, flush=True)
+    listens(f"page on {url}")
     return feed.take
 
 
-def _screen(args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None) -> Shown:
+def _screen(
+    args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None, places: Sequence[str]
+) -> Shown:
     """The live screen where a terminal looks on, else each round as text or as a JSON line."""
     import asyncio
     import signal
@@ -272,7 +284,7 @@ def _screen(args: argparse.Namespace, stack: AsyncExitStack, actor: Actor | None
         return lambda sight: _write(args, sight, apart=True)
     from ullage.watch.screen import Screen
 
-    screen = stack.enter_context(Screen(verbose=args.verbose))
+    screen = stack.enter_context(Screen(verbose=args.verbose, standing=places))
     asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, screen.redraw)
     return lambda sight: screen.show(sight, () if actor is None else actor.said)
 

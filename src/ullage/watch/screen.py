@@ -57,11 +57,19 @@ def spells(stream: TextIO, text: str) -> bool:
 class Screen:
     """A terminal that shows the last round, redrawn for each and when the window changes.
 
-    The screen is the terminal's alternate one: what was there before comes back at the end.
+    The screen is the terminal's alternate one: what was there before comes back at the end. Till
+    then it is hidden, so `standing` lines of it are drawn beneath every round.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        verbose: bool = False,
+        standing: Sequence[str] = (),
+    ) -> None:
         self._verbose = verbose
+        self._standing = tuple(standing)
         self._console = Console(file=stream or sys.stdout, highlight=False, markup=False)
         self._live = Live(
             console=self._console,
@@ -76,7 +84,8 @@ class Screen:
 
     def __enter__(self) -> Screen:
         self._live.start()
-        self._draw([Text("ullage watch", "bold"), Text("the first round is under way", "dim")])
+        head = [Text("ullage watch", "bold"), Text("the first round is under way", "dim")]
+        self._draw([*head, *self._below()])
         return self
 
     def __exit__(
@@ -97,10 +106,14 @@ class Screen:
         if self._sight is None:
             return
         width, height = self._console.size
-        below = [Text(cells.clean(note, width)) for note in self._notes]
+        below = self._below()
         room = max(height - len(below), 1)
         found = lines(self._sight, width=width, height=room, verbose=self._verbose)
         self._draw([*found, *below])
+
+    def _below(self) -> list[Text]:
+        width = self._console.size.width
+        return [Text(cells.clean(note, width)) for note in (*self._standing, *self._notes)]
 
     def _draw(self, found: list[Text]) -> None:
         for line in found:
