@@ -3,6 +3,7 @@ what it needs it is not evaluable and says what that is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -416,6 +417,28 @@ def test_without_devices_their_rules_say_what_they_lack():
     world = World(gpus=())
     for rule_id in ("W018", "W019"):
         assert "GPU metrics" in finding(rule_id, world).missing[0]
+
+
+FAR = 1e9
+"""Beyond the last bucket of every histogram of lengths."""
+
+
+def test_a_median_beyond_the_last_bucket_is_said_to_be_above_it():
+    """No number without an end is shown, neither as evidence nor in a sentence."""
+    world = changed(next(case for i, case in CASES if case.fires.__name__ == "_asked_less"))
+    world.past.histograms["request_max_tokens"] = seen_as("request_max_tokens", (FAR, 1000))
+    for name in ("request_prompt_tokens", "request_generation_tokens"):
+        world.recent.histograms[name] = seen_as(name, (FAR, 300))
+    asked, lengths = finding("W013", world), finding("W015", world)
+    assert (asked.state, lengths.state) == ("fired", "fired")
+    facts = {fact.name: fact.value for fact in asked.evidence}
+    last = world.past.histograms["request_max_tokens"].bounds[-2]
+    assert facts["max_tokens median above, past"] == last
+    assert facts["max_tokens median below, recent"] < last
+    assert f"→ above {last:,.0f} tokens" in lengths.cause
+    for found in (asked, lengths):
+        assert "inf" not in found.cause
+        assert math.inf not in [fact.value for fact in found.evidence]
 
 
 def test_who_began_and_is_still_served_was_not_given_up():

@@ -11,7 +11,7 @@ import math
 
 from ullage.findings.answer import Answer, Clear, Fired
 from ullage.findings.finding import Evidence, Severity
-from ullage.telemetry.histogram import Histogram
+from ullage.telemetry.histogram import Histogram, Quantile
 from ullage.telemetry.snapshot import Histograms, Snapshot
 from ullage.watch.rule import Rule, Subject
 from ullage.watch.rules.facts import (
@@ -124,9 +124,19 @@ def _asked(
     if gap is None or medians[0] is None or medians[1] is None:
         return None
     source = source_of(now, "request_max_tokens")
-    facts = _pair("max_tokens median below", medians[0].high, medians[1].high, "tokens", source)
+    facts = (
+        _asked_fact("past", medians[0], source),
+        _asked_fact("recent", medians[1], source),
+    )
     beyond = -gap >= DRIFT + noise(after.count, len(subject.fleet))
     return beyond and before.count >= PAST_REQUESTS and medians[1].high <= medians[0].low, facts
+
+
+def _asked_fact(when: str, median: Quantile, source: str) -> Evidence:
+    """The side of the median that is known: beyond the last bucket there is no upper one."""
+    if math.isinf(median.high):
+        return Evidence(f"max_tokens median above, {when}", tidy(median.low), "tokens", source)
+    return Evidence(f"max_tokens median below, {when}", tidy(median.high), "tokens", source)
 
 
 SLOWER = 1.5
@@ -271,9 +281,16 @@ def _told(words: str, before: Histogram, after: Histogram) -> list[str]:
     if was is None or is_now is None:
         return []
     return [
-        f"{words} have other lengths than before: median {was.low:,.0f}–{was.high:,.0f} → "
-        f"{is_now.low:,.0f}–{is_now.high:,.0f} tokens."
+        f"{words} have other lengths than before: median {_between(was)} → {_between(is_now)} "
+        "tokens."
     ]
+
+
+def _between(median: Quantile) -> str:
+    """`500–1,000`; `above 10,000` where the last bucket holds it."""
+    if math.isinf(median.high):
+        return f"above {median.low:,.0f}"
+    return f"{median.low:,.0f}–{median.high:,.0f}"
 
 
 def _lengths_facts(
