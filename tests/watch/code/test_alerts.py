@@ -65,13 +65,13 @@ def vllm(minutes: float, host: str = "a:1", **changed: Values) -> dict[str, Valu
         "asked": (f"vllm:prefix_cache_queries_total{{{mine}}}", counter((9000, minutes))),
         "hits": (f"vllm:prefix_cache_hits_total{{{mine}}}", counter((4500, minutes))),
         "stop": (f'vllm:request_success_total{{{mine},finished_reason="stop"}}',
-                 counter((54, minutes))),
+                 counter((55, minutes))),
         "length": (f'vllm:request_success_total{{{mine},finished_reason="length"}}',
                    counter((5, minutes))),
         "error": (f'vllm:request_success_total{{{mine},finished_reason="error"}}',
                   counter((0, minutes))),
         "abort": (f'vllm:request_success_total{{{mine},finished_reason="abort"}}',
-                  counter((1, minutes))),
+                  counter((0, minutes))),  # whom it never counts (vLLM 0.32)
         "rejected": (f'vllm:admission_rejections_total{{{on},{MODEL},reason="x"}}',
                      counter((0, minutes))),
         "offloaded": (f'vllm:engine_sleep_state{{{mine},sleep_state="weights_offloaded"}}',
@@ -87,7 +87,8 @@ def vllm(minutes: float, host: str = "a:1", **changed: Values) -> dict[str, Valu
     ):
         low = changed.pop(f"{short}_low", fast)
         high = changed.pop(f"{short}_high", slow)
-        series |= histogram(name, mine, {"0.1": low, "1": high, "10": slow, "+Inf": slow})
+        every = changed.pop(f"{short}_all", slow)
+        series |= histogram(name, mine, {"0.1": low, "1": high, "10": every, "+Inf": every})
     assert not changed, changed
     return series
 
@@ -109,6 +110,11 @@ def gains(
     usual: float, faulty: float, before: float = 6, during: float = 8, after: float = 8
 ) -> Values:
     return counter((usual, before), (faulty, during), (usual, after))
+
+
+def restarted(usual: float, last: float) -> Values:
+    """A counter that gains `last` in the five minutes before it begins anew, at minute 34."""
+    return [*counter((usual, 29), (last, 5)), *counter((usual, 18))]
 
 
 def seen(
@@ -147,7 +153,8 @@ VLLM: dict[str, Scenario] = {
         vllm(22,
             generated=gains(6000, 0),
             prompts=gains(9000, 0),
-            **{key: gains(n, 0) for key, n in (("stop", 54), ("length", 5), ("abort", 1))},
+            stop=gains(55, 0),
+            length=gains(5, 0),
         ),
         seen("UllageEngineStuck"),
     ),
@@ -204,18 +211,41 @@ VLLM: dict[str, Scenario] = {
         {13.5: []},
     ),
     "UllageRequestsFail": Scenario(
-        vllm(22, error=gains(0, 12), stop=gains(54, 42)), seen("UllageRequestsFail")
+        vllm(22, error=gains(0, 12), stop=gains(55, 43)), seen("UllageRequestsFail")
     ),
     "UllageRequestsRejected": Scenario(
         vllm(22, rejected=gains(0, 12)), seen("UllageRequestsRejected")
     ),
     "UllageAnswersCutShort": Scenario(
-        vllm(52, length=gains(5, 50, *LONG), stop=gains(54, 9, *LONG)),
+        vllm(52, length=gains(5, 50, *LONG), stop=gains(55, 10, *LONG)),
         seen("UllageAnswersCutShort", *LONG),
     ),
     "UllageRequestsGivenUp": Scenario(
-        vllm(52, abort=gains(1, 50, *LONG), stop=gains(54, 5, *LONG)),
-        seen("UllageRequestsGivenUp", *LONG),
+        vllm(52, stop=gains(55, 5, *LONG)), seen("UllageRequestsGivenUp", *LONG)
+    ),
+    "as many given up as ever": Scenario(vllm(52, stop=counter((5, 52))), {43.5: [], 51.5: []}),
+    # Of 2,500 in flight at first, who were gone without an end, none is counted: all may have left.
+    "as many may have left before": Scenario(
+        vllm(52, stop=gains(55, 5, *LONG), running=level((2500, 10), (4, 42))),
+        {43.5: [], 51.5: []},
+    ),
+    "answers that take long and end late": Scenario(
+        vllm(52, stop=gains(55, 5, 34, 10, 8),
+             running=[*level((4, 34)), *ramp(4, 504, 10), *level((504, 8))]),
+        {43.5: [], 51.5: []},
+    ),
+    "a restart while many are answered": Scenario(
+        vllm(52,
+            started=level((-1e6, 34), (2040, 18)),
+            generated=restarted(60_000, 60_000),
+            prompts=restarted(90_000, 90_000),
+            ttft_low=restarted(550, 550),
+            ttft_high=restarted(600, 600),
+            ttft_all=restarted(600, 600),
+            stop=restarted(595, 55),
+            running=[*level((40, 29)), *ramp(40, 2740, 5), *level((40, 18))],
+        ),
+        {33.5: [], **{at: ["UllageRestarted"] for at in (35, 36.5, 37, 38)}, 40.5: [], 51.5: []},
     ),
     "UllageFirstTokensLate": Scenario(
         vllm(52, ttft_low=gains(55, 0, *LONG), ttft_high=gains(60, 3, *LONG)),
@@ -308,7 +338,8 @@ VLLM |= {
                 kv=on_off(0.6, 0),
                 generated=gains(6000, 0),
                 prompts=gains(9000, 0),
-                **{key: gains(n, 0) for key, n in (("stop", 54), ("length", 5), ("abort", 1))},
+                stop=gains(55, 0),
+                length=gains(5, 0),
             ),
         },
         seen("UllageReplicaStarved"),
@@ -357,6 +388,17 @@ def test_vllm(rules: Mapping[str, Path], long: bool) -> None:
         if (max(map(len, scenario.series.values())) > 22 * 4) == long
     }
     assert outcome(rules["vllm"], chosen) == ""
+
+
+@pytest.mark.slow
+def test_who_counts_those_who_left_is_asked_for_them(rules: Mapping[str, Path]) -> None:
+    """The embedded engine exports vLLM's names and counts aborts, which end there."""
+    leaving = {
+        **vllm(52, abort=gains(1, 50, *LONG), stop=gains(54, 5, *LONG)),
+        'ullage_engine_info{job="llm",instance="a:1"}': level((1, 52)),
+    }
+    scenarios = {"left": Scenario(leaving, seen("UllageRequestsGivenUp", *LONG))}
+    assert outcome(rules["ullage"], scenarios) == ""
 
 
 def test_a_file_for_nobody_says_so(rules: Mapping[str, Path]) -> None:

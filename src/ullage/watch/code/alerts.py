@@ -45,16 +45,18 @@ MORE_GENERATED, MORE_PROMPTS = (
 """More is asked of it than at any time of the past: then load explains that it is slower."""
 
 
-def _share_rose(part: str) -> str:
-    """More of what ended did so in this way than before, beyond what chance explains."""
-    was = (
-        f"avg_over_time(${part}_rate[$past] offset $settled)"
-        " / (avg_over_time($finished_rate[$past] offset $settled) > 0)"
-    )
+CUT_BEFORE = (
+    "avg_over_time($finished_length_rate[$past] offset $settled)"
+    " / (avg_over_time($finished_rate[$past] offset $settled) > 0)"
+)
+
+
+def _share_rose(part: str, of: str, was: str) -> str:
+    """More of them ended in this way than before, beyond what chance explains."""
     return (
-        f"${part}_rate / ($finished_rate > 0) - {was}"
-        f" >= {shifts.MORE_CUT:g} + {NOISE:.4g} / sqrt($finished_rate * $recent_s)"
-        f" and $finished_rate * $recent_s >= {LEAST_CUT}"
+        f"${part}_rate / (${of}_rate > 0) - {was}"
+        f" >= {shifts.MORE_CUT:g} + {NOISE:.4g} / sqrt(${of}_rate * $recent_s)"
+        f" and ${of}_rate * $recent_s >= {LEAST_CUT}"
         f" and {_past_count('$finished_rate')} >= {shifts.PAST_REQUESTS}"
     )
 
@@ -234,7 +236,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "UllageAnswersCutShort",
         "W013",
-        _share_rose("finished_length"),
+        _share_rose("finished_length", "finished", CUT_BEFORE),
         "short",
         f"{WHO}: {PERCENT} of answers more than before end at a length limit",
     ),
@@ -338,7 +340,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "UllageRequestsGivenUp",
         "W024",
-        _share_rose("finished_abort"),
+        _share_rose("given_up", "parted", "$given_up_past_ratio"),
         "short",
         f"{WHO}: {PERCENT} of requests more than before are given up",
     ),

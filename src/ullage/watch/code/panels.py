@@ -232,7 +232,8 @@ WANTED: tuple[tuple[str, tuple[Wanted, ...]], ...] = (
                 "Ended per second, by reason",
                 "short",
                 ((_by("finished_by_reason", counts=True), "{{kind}}"),),
-                "A rise of length: answers are cut short (W013). Of error or abort: W023, W024.",
+                "A rise of length: answers are cut short (W013). Of error or abort: W023, W024. "
+                "vLLM counts nobody who left.",
                 "stacked",
             ),
             Wanted("Turned away per second", "short", ((_rate("rejected_requests"), WHO),)),

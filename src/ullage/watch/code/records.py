@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from string import Template
 
 from ullage.telemetry.dialects.source import Dialect
 from ullage.telemetry.dialects.vllm import CACHE_INFO
 from ullage.telemetry.promql_text import quoted
 from ullage.telemetry.snapshot import Counter, Gauge, Histograms, Labelled
+from ullage.watch.code.alert import keys_in
 from ullage.watch.code.expressions import (
     CannotBeSaid,
     Scope,
@@ -33,6 +35,7 @@ from ullage.watch.code.expressions import (
     sums,
     up,
 )
+from ullage.watch.rules.leaving import UNCOUNTED
 
 ENGINE = "ullage_engine"
 """The label of every record and alert that says which dialect it was written for."""
@@ -85,6 +88,45 @@ ENDINGS = (
 BELOW_ONE = "0([.].*)?|.*e-.*"
 """How Python writes a number below one."""
 SPOKEN = "ullage:spoken"
+ENDED_PAST, ABORTED_PAST, BEGUN_PAST = (
+    f"$scrape_s * sum_over_time(${rate}[$past] offset $settled)"
+    for rate in ("finished_rate", "finished_abort_rate", "ttft_s_count_rate")
+)
+GIVEN_UP: tuple[tuple[str, str, str], ...] = (
+    ("given_up_rate", "given_up:rate$recent", "$finished_abort_rate"),
+    ("parted_rate", "parted:rate$recent", "$finished_rate"),
+    ("given_up_past_ratio", "given_up_past_ratio", f"{ABORTED_PAST} / ({ENDED_PAST} > 0)"),
+)
+"""(key, name, template) of those who gave up, of all who ended or left, and the past's share."""
+GIVEN_UP_UNCOUNTED: tuple[tuple[str, str, str], ...] = (
+    # The rates at the past's beginning look back that far: so do those in flight before them.
+    (
+        "in_flight_most",
+        "in_flight_most:max$recent",
+        "max_over_time($running[$recent]) + max_over_time($waiting[$recent])",
+    ),
+    (
+        "left_least_rate",
+        "left_least:rate$recent",
+        "clamp_min($ttft_s_count_rate - $finished_rate - ($running + $waiting) / $recent_s, 0)"
+        " unless $resets > 0",  # a restart ends requests too
+    ),
+    (
+        "left_past_most",
+        "left_past_most",
+        f"clamp_min({BEGUN_PAST} - {ENDED_PAST}"
+        " + max_over_time($in_flight_most[$past] offset $settled), 0)",
+    ),
+    ("given_up_rate", "given_up:rate$recent", "$left_least_rate + $finished_abort_rate"),
+    ("parted_rate", "parted:rate$recent", "$left_least_rate + $finished_rate"),
+    (
+        "given_up_past_ratio",
+        "given_up_past_ratio",
+        f"($left_past_most + {ABORTED_PAST}) / ($left_past_most + {ENDED_PAST} > 0)",
+    ),
+)
+"""The same where those who left are not counted, as W024 tells them: now the fewest, in the past
+the most, of those who left after their first token."""
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -154,6 +196,7 @@ def records_of(dialect: Dialect, scope: Scope, spans: Spans) -> Records:
     for histogram in (*LATENCIES, *LENGTHS):
         writer.add_histogram(histogram)
     writer.add_through()
+    writer.add_given_up()
     writer.add_identity()
     writer.add_peers()
     return Records(tuple(writer.records), writer.unsaid)
@@ -236,6 +279,26 @@ class _Writer:
                 self.records.append(Record("through_rate", name, text))
                 return
         self.unsaid["through_rate"] = f"{self._dialect.title} counts no requests that end"
+
+    def add_given_up(self) -> None:
+        """Who left before the end: by their counter, or by what began and did not end."""
+        uncounted, spans = self._dialect.engine in UNCOUNTED, self._spans
+        words = {
+            "recent": self._window,
+            "past": duration(spans.past_s),
+            "settled": duration(spans.settled_s),
+            "recent_s": f"{spans.recent_s:g}",
+            "scrape_s": f"{spans.scrape_s:g}",
+        }
+        for key, name, template in GIVEN_UP_UNCOUNTED if uncounted else GIVEN_UP:
+            known = {one.key: of_engine(one.name, self._dialect) for one in self.records}
+            lacking = sorted(keys_in(template) - known.keys())
+            if lacking:
+                self.unsaid[key] = "; ".join(dict.fromkeys(self.unsaid[one] for one in lacking))
+                continue
+            said = Template(template).substitute(known, **words)
+            name = Template(name).substitute(words)
+            self.records.append(Record(key, f"ullage:{name}", said))
 
     def add_identity(self) -> None:
         dialect, scope, window = self._dialect, self._scope, self._window
