@@ -117,8 +117,6 @@ def _launchers(folder: Path) -> Iterator[tuple[Servers, Servers]]:
 def _measured(server: Server) -> float:
     """CPU-seconds per generated token of one turn and two scrapes; the server runs only in it."""
     _all_of(server.pid, signal.SIGCONT)
-    server.http.close()  # the server closes, once it runs again, what it held too long
-    server.connect()
     try:
         before_s, steps_before = _cpu_s(server.pid), server.metrics()[STEPS]
         tokens = _turn(server)

@@ -206,12 +206,12 @@ class Server:
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.connect()
-
-    def connect(self) -> None:
-        """With connections of its own, for a server that lost those that there were."""
         headers = {"Authorization": f"Bearer {KEY}"}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=180, trust_env=False)
+        # None is kept: a server closes what was idle for 5 s, perhaps while it is asked again.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=180, trust_env=False, limits=limits
+        )
 
     def await_health(self) -> None:
         end = time.monotonic() + START_S
