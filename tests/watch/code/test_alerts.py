@@ -145,6 +145,14 @@ VLLM: dict[str, Scenario] = {
     "UllageQueueWhileKVFull": Scenario(
         vllm(22, waiting=on_off(0, 40), kv=on_off(0.6, 0.93)), seen("UllageQueueWhileKVFull")
     ),
+    "a queue under a preemption storm": Scenario(
+        vllm(22, waiting=on_off(0, 40), preemptions=gains(0.2, 30)),
+        {5.5: [], 13.5: ["UllageQueueWhileKVFull", "UllagePreemptionStorm"], 21.5: []},
+    ),
+    "deferred under a preemption storm": Scenario(
+        vllm(22, waiting=on_off(0, 40), deferred=on_off(0, 38), preemptions=gains(0.2, 30)),
+        {5.5: [], 13.5: ["UllageDeferredWaits", "UllagePreemptionStorm"], 21.5: []},
+    ),
     "a queue that drains at once": Scenario(vllm(22, waiting=on_off(0, 5)), {13.5: [], 21.5: []}),
     "UllageDeferredWaits": Scenario(
         vllm(22, waiting=on_off(0, 40), deferred=on_off(0, 38)), seen("UllageDeferredWaits")
@@ -184,6 +192,15 @@ VLLM: dict[str, Scenario] = {
     "UllageCrashLoop": Scenario(
         vllm(22, started=level((-1e6, 6), (600, 1), (660, 1), (720, 14))),
         {5.5: [], 9: ["UllageCrashLoop", "UllageRestarted"], 21.5: []},
+    ),
+    "UllageBehindABalancer": Scenario(
+        vllm(22,
+            started=[*level((-1e6, 6)), *[-1e6, -9e5] * 16, *level((-1e6, 8))],
+            generated=[*counter((6000, 6)),
+                       *(value for at in range(16) for value in (36e3 + 3e3 * at, 1e3 * at)),
+                       *counter((6000, 8), start=90e3)],
+        ),
+        seen("UllageBehindABalancer"),
     ),
     "UllageReplicaDown": Scenario(
         {

@@ -27,6 +27,13 @@ WAITS = (
     f" and $waiting > {queues.LONG_WAIT_S:g} * $through_rate"
 )
 """A queue that is never empty and whose last waits long (Little's law)."""
+STORM = (
+    f"($preemptions_rate >= {memory.STORM_SHARE:g} * ($through_rate + $running / $recent_s))"
+    f" and $preemptions_rate * $recent_s >= {memory.STORM_NUM:g}"
+)
+"""Each preemption frees much at once, and is no sign of room: then a queue waits for memory."""
+BALANCED = "resets($started[$recent]) > 0"
+"""No process starts before the one that it follows: there are several, and they answer in turn."""
 MOST_REPLICAS = 1000
 """Of the fleets whose rate of false alarms is bounded: more replicas have proportionally more."""
 NOISE = 100 * sampling.noise(10_000, MOST_REPLICAS)
@@ -120,8 +127,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "UllagePreemptionStorm",
         "W003",
-        f"($preemptions_rate >= {memory.STORM_SHARE:g} * ($through_rate + $running / $recent_s))"
-        f" and $preemptions_rate * $recent_s >= {memory.STORM_NUM:g}",
+        STORM,
         "none",
         f"{WHO}: {NUMBER} preemptions a second",
     ),
@@ -141,7 +147,7 @@ ALERTS: tuple[Alert, ...] = (
         f"{WAITS} and avg_over_time($kv_used_ratio[$short]) < {queues.FULL:g}",
         "short",
         f"{WHO}: {NUMBER} requests wait while KV is free",
-        also=(FOR_ELSE,),
+        also=(FOR_ELSE, f"unless ({STORM})"),
     ),
     Alert(
         "UllageQueueWhileKVFull",
@@ -149,7 +155,7 @@ ALERTS: tuple[Alert, ...] = (
         f"{WAITS} and avg_over_time($kv_used_ratio[$short]) >= {queues.FULL:g}",
         "short",
         f"{WHO}: {NUMBER} requests wait for KV blocks",
-        also=(FOR_ELSE,),
+        also=(FOR_ELSE, f"or {WAITS} and {STORM}", FOR_ELSE),
     ),
     Alert(
         "UllageDeferredWaits",
@@ -210,6 +216,13 @@ ALERTS: tuple[Alert, ...] = (
         "no replica of {{ $labels.ullage_engine }} is scraped: the other alerts can see nothing",
     ),
     Alert(
+        "UllageBehindABalancer",
+        "W011",
+        f"changes($started[$recent]) >= {liveness.BALANCED} and {BALANCED}",
+        "none",
+        f"{WHO}: several processes answer at this address in turn",
+    ),
+    Alert(
         "UllageKVUseNeverSet",
         "W011",
         "max_over_time($kv_used_ratio[$recent]) == 0 and min_over_time($running[$recent]) >= 1"
@@ -220,15 +233,15 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "UllageRestarted",
         "W012",
-        "changes($started[$recent]) > 0",
+        f"changes($started[$recent]) > 0 unless {BALANCED}",
         "none",
         f"{WHO}: the engine started anew",
-        also=("or $resets > 0",),
+        also=(f"or $resets > 0 unless {BALANCED}",),
     ),
     Alert(
         "UllageCrashLoop",
         "W012",
-        f"changes($started[$recent]) >= {liveness.CRASHING}",
+        f"changes($started[$recent]) >= {liveness.CRASHING} unless {BALANCED}",
         "none",
         f"{WHO}: the engine started anew {NUMBER} times",
         severity=Severity.error,
