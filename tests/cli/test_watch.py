@@ -361,13 +361,14 @@ class _Partial(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_warning_is_printed_beneath_the_live_screen_and_not_into_it():
+def test_the_live_screen_says_where_the_page_is_and_no_warning_is_printed_into_it():
     with ThreadingHTTPServer(("127.0.0.1", 0), _Partial) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         ours, theirs = pty.openpty()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         environment = {**os.environ, "TERM": "xterm-256color"}
-        watch = started("--prometheus", url, stdout=theirs, stderr=theirs, env=environment)
+        flags = ("--prometheus", url, "--web", "127.0.0.1:0")
+        watch = started(*flags, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
         drawn, until_s = b"", time.monotonic() + 60
         while b"has no target" not in drawn and time.monotonic() < until_s:
@@ -380,5 +381,6 @@ def test_a_warning_is_printed_beneath_the_live_screen_and_not_into_it():
         os.close(ours)
         server.shutdown()
     on_screen, _, after = drawn.rpartition(b"\x1b[?1049l")
+    assert b"page on http://127.0.0.1:" in on_screen.partition(b"\x1b[?1049h")[2]
     assert b"only a part" not in on_screen
     assert after.count(b"Prometheus warns: only a part") == 1
