@@ -161,6 +161,7 @@ SWAP_CHANGE = Change(START_S - SWAP_S, "revision", "rev-0a41", "rev-b71c")
 LENGTH_CHANGE = Change(
     START_S - STORM_S - 300, "length of answers, p99", "410 tokens", "1,900 tokens"
 )
+LATER_CHANGE = Change(START_S - STORM_S + 4, "num_blocks", "12,000", "10,400")
 
 
 def _storm() -> Finding:
@@ -220,7 +221,7 @@ def _incidents(num: int, time_s: float) -> tuple[Incident, ...]:
     if num > 5 and ago < SWAP_S:
         out.append(Incident(name_of(5), _shift(), START_S - SWAP_S + 120, None, (SWAP_CHANGE,)))
     if num > 2 and ago < STORM_S:
-        changed = (STORM_CHANGE, LENGTH_CHANGE)
+        changed = (STORM_CHANGE, LENGTH_CHANGE, LATER_CHANGE)
         out.append(Incident(name_of(2), _storm(), START_S - STORM_S, None, changed))
     if ago < 5000:
         since = START_S - 6000

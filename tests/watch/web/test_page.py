@@ -72,6 +72,15 @@ def test_an_incident_says_which_since_when_why_and_what_changed(opened: chrome.P
     for part in (STORM, "40 min", "2.3 requests a second", "--max-num-seqs 20",
                  "gpu_memory_utilization", "0.92 → 0.80", "40 s before"):  # fmt: skip
         assert part in first
+    lists = "[...document.querySelectorAll('#incidents-now article:first-child .changed ul')]"
+    before, later = opened.evaluate(f"{lists}.map(list => list.innerText)")
+    assert "before" in before and "after" not in before
+    assert "num_blocks" in later and "4 s after it began" in later
+    labels = lists.replace(" ul", " .label")
+    assert opened.evaluate(f"{labels}.map(label => label.textContent)") == [
+        "What changed shortly before",
+        "Seen to change after it began",
+    ]
     opened.click("#incidents-now article:first-child summary")
     assert "vllm:kv_cache_usage_perc" in opened.text("#incidents-now article:first-child")
     assert opened.text("#incidents-past summary") == "1 that ended in the last day"
