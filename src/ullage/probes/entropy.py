@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -289,8 +290,11 @@ def _bend(
 def _joined(parts: Sequence[RowReadings]) -> RowReadings:
     if len(parts) == 1:
         return parts[0]
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(RowReadings))
-    return RowReadings(*(None if column[0] is None else torch.cat(column) for column in columns))
+    columns: list[Any] = []
+    for field in fields(RowReadings):
+        column = [getattr(part, field.name) for part in parts]
+        columns.append(None if column[0] is None else torch.cat(column))
+    return RowReadings(*columns)
 
 
 def head_readings(parts: Sequence[RowReadings]) -> tuple[HeadReading, ...]:
