@@ -163,7 +163,7 @@ class _Block:
     ) -> None:
         self._q_RHD, self._rows_R, self._rule, self._sight = q_RHD, rows_R, rule, sight
         self._values_SKD = values_SKD
-        self._low_R, self._high_R = _interval(rows_R, rule, sight)
+        self._low_R, self._high_R = seen_interval(rows_R, rule, sight)
         self._low, self._high = int(self._low_R.min()), int(self._high_R.max())
         self._all_from, self._all_to = int(self._low_R.max()), int(self._high_R.min())
         like = q_RHD.new_empty(q_RHD.shape[1], q_RHD.shape[0])
@@ -257,7 +257,7 @@ class _Block:
         )
 
 
-def _interval(
+def seen_interval(
     rows_R: torch.Tensor, rule: AttentionRule, sight: Sight
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Positions low ≤ s < high that each row may see: every rule here shows one stretch."""
