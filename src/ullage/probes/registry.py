@@ -1,0 +1,294 @@
+"""Attention watched in any transformers model that asks the attention-interface registry.
+
+Holds the attention function that reads and passes on. The arithmetic is `entropy`, masks are
+`sights`, whole prompts `through_transformers`. Imports transformers when it is used, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ullage.engine.rule import AttentionRule
+from ullage.errors import UnsupportedModel
+from ullage.probes.entropy import RowReadings, attention_rows
+from ullage.probes.sights import View, view_without_mask, views_of_mask
+
+NAME = "ullage_probe"
+# Tensors that attention functions are passed and that change no score. Whatever else comes as a
+# tensor (a bias, indices of a sparse attention) is not understood, and refused.
+_NO_SCORES = frozenset(("position_ids", "cache_position", "position_embeddings"))
+# Rows whose output is compared with the attention that the model goes on with.
+_COMPARED_ROWS = 4
+# Of the largest output: what rounding does to it, by the width of the mantissa.
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-4,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rows were read: `positions` of sequence `sequence` of the batch, in layer `layer`."""
+
+    layer: int
+    sequence: int
+    positions: tuple[int, ...]
+
+
+Choose = Callable[[int], Collection[int]]
+Take = Callable[[Place, RowReadings], None]
+
+
+@dataclass(slots=True)
+class _Probe:
+    choose: Choose
+    take: Take
+    layers: Collection[int] | None
+    of_layer: dict[int, torch.nn.Module] = field(default_factory=dict)
+
+    def layer(self, module: torch.nn.Module) -> int:
+        """The model's own number for the layer, else the order in which they were met."""
+        own = getattr(module, "layer_idx", None)
+        known = next((n for n, one in self.of_layer.items() if one is module), None)
+        layer = known if known is not None else own if own is not None else len(self.of_layer)
+        if self.of_layer.setdefault(layer, module) is not module:
+            raise UnsupportedModel(
+                f"two attentions in layer {layer}", file=type(module).__name__, expected="one"
+            )
+        return int(layer)
+
+
+_PROBES: dict[torch.nn.Module, _Probe] = {}
+
+
+@contextmanager
+def probing(
+    model: Any, choose: Choose, take: Take, layers: Collection[int] | None = None
+) -> Iterator[None]:
+    """While it lasts, `take` is given readings of the query rows that `choose(number)` picks.
+
+    `choose` is asked for indices into the queries of each call; `layers` None: all. The model's
+    output stays the same. Raises UnsupportedModel for a model whose attention is not looked up in
+    the registry, and from within a forward for attention that is not understood.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    if not model._can_set_attn_implementation():
+        raise UnsupportedModel(
+            "computes attention in code of its own",
+            file=type(model).__name__,
+            expected="one that asks transformers' attention registry",
+        )
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    modules = list(model.modules())
+    with attention_of(model, NAME):
+        _PROBES.update(dict.fromkeys(modules, _Probe(choose, take, layers)))
+        try:
+            yield
+        finally:
+            for module in modules:
+                _PROBES.pop(module, None)
+
+
+@contextmanager
+def attention_of(model: Any, implementation: str) -> Iterator[None]:
+    """Another attention for a while; then each part has its own again."""
+    before = {id(c): (c, c._attn_implementation_internal) for c in _configs(model)}
+    try:
+        model.set_attn_implementation(implementation)
+        yield
+    finally:
+        for config, own in before.values():
+            config._attn_implementation_internal = own
+
+
+def _configs(model: Any) -> Iterator[Any]:
+    """Every configuration that names an attention: of the model, its parts, and nested ones."""
+    todo = [module.config for module in model.modules() if hasattr(module, "config")]
+    while todo:
+        config = todo.pop()
+        if not hasattr(config, "_attn_implementation_internal"):
+            continue
+        yield config
+        todo += [
+            nested
+            for name in config.sub_configs
+            if (nested := getattr(config, name, None)) is not None
+        ]
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: attention as ever, and readings of the rows chosen on the way."""
+    call = _call(module, query, key, value, attention_mask, settings)
+    probe = _PROBES[module]
+    layer = probe.layer(module)
+    fused = call.rule.soft_cap is not None or call.sinks_H is not None
+    out_BTHD = _fused(call) if fused else _inner(call, settings)
+    if probe.layers is None or layer in probe.layers:
+        with torch.no_grad():
+            _read_rows(probe, call, layer, out_BTHD, compare=not fused)
+    return out_BTHD, None
+
+
+def _read_rows(
+    probe: _Probe, call: _Call, layer: int, out_BTHD: torch.Tensor, *, compare: bool
+) -> None:
+    rows_R = torch.tensor(sorted(probe.choose(out_BTHD.shape[1])), dtype=torch.int64)
+    if not len(rows_R):
+        return
+    rows_R = rows_R.to(out_BTHD.device)
+    for sequence in range(len(out_BTHD)):
+        if compare:
+            _require_same(call, layer, sequence, rows_R, out_BTHD)
+        for view in call.views(sequence, rows_R):
+            place = Place(layer, sequence, tuple(view.positions.tolist()))
+            probe.take(place, call.read(sequence, view))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """One call of the attention function, checked: nothing else changes its scores."""
+
+    module: torch.nn.Module
+    q_BHTD: torch.Tensor
+    k_BKSD: torch.Tensor
+    v_BKSD: torch.Tensor
+    mask: torch.Tensor | None
+    causal: bool
+    window: int | None
+    rule: AttentionRule
+    sinks_H: torch.Tensor | None
+
+    def views(self, sequence: int, rows_R: torch.Tensor) -> Iterator[View]:
+        num_queries, num_keys = self.q_BHTD.shape[2], self.k_BKSD.shape[2]
+        if self.mask is None:
+            yield view_without_mask(rows_R, num_queries, num_keys, self.causal)
+            return
+        visible_TS = self.mask[sequence if len(self.mask) > 1 else 0, 0]
+        yield from views_of_mask(visible_TS.expand(num_queries, -1), rows_R, self.window)
+
+    def read(self, sequence: int, view: View, *, with_values: bool = False) -> RowReadings:
+        rule = AttentionRule(self.rule.scale, view.window, self.rule.soft_cap)
+        return attention_rows(
+            self.q_BHTD[sequence].transpose(0, 1)[view.rows],
+            self.k_BKSD[sequence].transpose(0, 1),
+            view.positions,
+            rule,
+            sight=view.sight,
+            sinks_H=self.sinks_H,
+            values_SKD=self.v_BKSD[sequence].transpose(0, 1) if with_values else None,
+        )
+
+
+def _call(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    settings: Mapping[str, Any],
+) -> _Call:
+    """Raises UnsupportedModel for what would change scores in a way that is not known here."""
+    who = type(module).__name__
+    known = ("s_aux", *_NO_SCORES)
+    for name, setting in settings.items():
+        if isinstance(setting, torch.Tensor) and name not in known:
+            raise UnsupportedModel(f"{name} is not read by the probe", file=who)
+    if mask is not None:
+        mask = _visible(mask, who)
+    causal = settings.get("is_causal")
+    scale = settings.get("scaling")
+    window = settings.get("sliding_window")
+    return _Call(
+        module,
+        query,
+        key,
+        value,
+        mask,
+        bool(getattr(module, "is_causal", True) if causal is None else causal),
+        window if isinstance(window, int) else None,
+        AttentionRule(
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            soft_cap=settings.get("softcap"),
+        ),
+        settings.get("s_aux"),
+    )
+
+
+def _visible(mask: torch.Tensor, who: str) -> torch.Tensor:
+    """bool [sequences or 1, 1, queries or 1, keys], True where a key is seen."""
+    if mask.ndim != 4 or (mask.shape[1] > 1 and not (mask == mask[:, :1]).all()):
+        raise UnsupportedModel(
+            f"a mask of shape {tuple(mask.shape)}", file=who, expected="one for all heads"
+        )
+    mask = mask[:, :1]
+    if mask.dtype == torch.bool:
+        return mask
+    visible = mask == 0
+    if not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise UnsupportedModel("a bias of its own in the mask", file=who, expected="0 or hidden")
+    return visible
+
+
+def _inner(call: _Call, settings: Mapping[str, Any]) -> torch.Tensor:
+    """SDPA, [sequences, queries, heads, dim]."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    out_BTHD, _ = sdpa_attention_forward(
+        call.module, call.q_BHTD, call.k_BKSD, call.v_BKSD, call.mask, **settings
+    )
+    return out_BTHD
+
+
+def _fused(call: _Call) -> torch.Tensor:
+    """Soft caps and learned sinks, which SDPA does not know: the output of the same pass."""
+    num_sequences, num_heads, num_queries, _ = call.q_BHTD.shape
+    shape = (num_sequences, num_queries, num_heads, call.v_BKSD.shape[-1])
+    out_BTHD = call.q_BHTD.new_zeros(shape)
+    rows_R = torch.arange(num_queries, device=out_BTHD.device)
+    for sequence in range(num_sequences):
+        for view in call.views(sequence, rows_R):
+            found = call.read(sequence, view, with_values=True).output_RHD
+            assert found is not None
+            out_BTHD[sequence, view.rows] = found.to(out_BTHD.dtype)
+    return out_BTHD
+
+
+def _require_same(
+    call: _Call, layer: int, sequence: int, rows_R: torch.Tensor, out_BTHD: torch.Tensor
+) -> None:
+    """Raise unless a few rows' output, by the probe's pass, is what the model goes on with.
+
+    What is not finite on either side is left to the readings to tell.
+    """
+    few = rows_R[:: max(len(rows_R) // _COMPARED_ROWS, 1)]
+    for view in call.views(sequence, few):
+        found = call.read(sequence, view, with_values=True).output_RHD
+        assert found is not None
+        wanted = out_BTHD[sequence, view.rows].to(found.dtype)
+        both = (found.isfinite() & wanted.isfinite()).all(-1).all(-1)
+        found, wanted = found[both], wanted[both]
+        largest = float(wanted.abs().max()) if len(wanted) else 0.0
+        off = float((found - wanted).abs().max()) if len(wanted) else 0.0
+        if off > TOLERANCES.get(out_BTHD.dtype, 0.05) * max(largest, 1e-6):
+            raise UnsupportedModel(
+                f"layer {layer}'s attention is not the one that was read: outputs differ by "
+                f"{off:.2g} of {largest:.2g}",
+                file=type(call.module).__name__,
+            )

@@ -1,0 +1,130 @@
+"""Attention of a whole prompt, read in a model that transformers runs.
+
+Holds loading, the check that the probe's attention is the model's own, and the reading. How a
+model is watched is `registry`. Imports transformers when it is used, not before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ullage.anatomy import load
+from ullage.errors import BadUsage, UnsupportedModel
+from ullage.probes.embedded import require_prompt, spread_rows
+from ullage.probes.entropy import RowReadings, head_readings
+from ullage.probes.readings import AttentionReading, LayerReading
+from ullage.probes.registry import TOLERANCES, attention_of, probing
+
+SOURCE = "transformers"
+# Tokens of a prompt that also run through the model's own attention, to see that it is the same.
+_OWN_TOKENS = 32
+
+
+def read_model(
+    model: Any,
+    prompt_ids: tuple[int, ...],
+    *,
+    name: str | None = None,
+    rows: int | None = None,
+    layers: Collection[int] | None = None,
+) -> AttentionReading:
+    """How every head of a loaded model attends to a prompt, at `rows` positions (None: all).
+
+    Raises UnsupportedModel where the model's own attention gives other outputs than the probe's.
+    """
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(
+            "encoder-decoder", file=type(model).__name__, expected="decoder or encoder"
+        )
+    ids_1T = torch.tensor([prompt_ids], device=model.device)
+    wanted = spread_rows(len(prompt_ids), rows)
+    seen: dict[int, list[RowReadings]] = {}
+    last = {"logits_to_keep": 1} if _keeps_logits(model) else {}
+    with torch.inference_mode():
+        _require_own(model, ids_1T[:, :_OWN_TOKENS])
+        with probing(
+            model,
+            lambda _: wanted,
+            lambda place, readings: seen.setdefault(place.layer, []).append(readings),
+            layers,
+        ):
+            model(ids_1T, use_cache=False, **last)
+    if not seen:
+        raise UnsupportedModel("no attention was met", file=type(model).__name__)
+    return AttentionReading(
+        type(model).__name__ if name is None else name,
+        SOURCE,
+        len(prompt_ids),
+        len(wanted),
+        tuple(LayerReading(layer, head_readings(seen[layer])) for layer in sorted(seen)),
+    )
+
+
+def _keeps_logits(model: Any) -> bool:
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
+
+
+def _require_own(model: Any, ids_1T: torch.Tensor) -> None:
+    """Raise unless the model's plain attention and the probe's give the same outputs."""
+    with attention_of(model, "eager"):
+        own = model(ids_1T, use_cache=False)[0].float()
+    with probing(model, lambda _: (), lambda *_: None):
+        found = model(ids_1T, use_cache=False)[0].float()
+    if not (own.isfinite().all() and found.isfinite().all()):
+        return  # the readings will tell
+    off = float((own - found).norm() / own.norm().clamp(min=1e-6))
+    # Layers add their roundings up; another attention is off by far more.
+    if off > 20 * TOLERANCES.get(model.dtype, 0.05):
+        raise UnsupportedModel(
+            f"its own attention gives other outputs than the probe's, by {off:.2g} of their norm",
+            file=type(model).__name__,
+        )
+
+
+def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """The model at `path` in the class that its configuration names; from safetensors alone.
+
+    Raises UnsupportedModel for a class that transformers lacks, that needs code of the
+    checkpoint's, or that has two stacks.
+    """
+    import transformers
+
+    found = load(path)
+    spec = found.anatomy.spec
+    if spec.kind == "encoder-decoder":
+        raise UnsupportedModel(spec.kind, file=path, field="kind", expected="decoder or encoder")
+    kind = getattr(transformers, spec.architecture, None)
+    if kind is None:
+        raise UnsupportedModel(
+            f"{spec.architecture!r} is no class of transformers {transformers.__version__}",
+            file=path,
+            field="architectures",
+        )
+    if found.files.kind != "directory":
+        raise BadUsage("one file", file=path, expected="a directory that transformers can load")
+    loaded = kind.from_pretrained(
+        found.files.path, dtype=dtype, use_safetensors=True, local_files_only=True
+    )
+    return loaded.eval()
+
+
+def read_prompt(
+    model: str | Path,
+    prompt_ids: tuple[int, ...],
+    *,
+    rows: int | None = None,
+    layers: Collection[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> AttentionReading:
+    """As `embedded.read_prompt`, for models that transformers runs."""
+    spec = load(model).anatomy.spec
+    # Without a limit of its own, as under ALiBi, a model takes what it is given.
+    require_prompt(prompt_ids, spec.max_positions or len(prompt_ids), spec.vocab_size)
+    return read_model(
+        load_model(model, dtype), prompt_ids, name=str(model), rows=rows, layers=layers
+    )
