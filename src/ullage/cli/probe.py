@@ -13,6 +13,7 @@ from typing import Any
 
 ACTIONS: Mapping[str, str] = {
     "attention": "measure how each head attends: entropy, sinks, reach, scores",
+    "rope": "hold rotary tables, as engines build them, against exact ones",
 }
 
 
