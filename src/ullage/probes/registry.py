@@ -35,7 +35,10 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which rows were read: `positions` of sequence `sequence` of the batch, in layer `layer`."""
+    """Which rows were read: `positions` of sequence `sequence` of the batch, in layer `layer`.
+
+    A sequence's first token has position 0; what pads it at the left has less.
+    """
 
     layer: int
     sequence: int
@@ -48,9 +51,14 @@ Take = Callable[[Place, RowReadings], None]
 
 @dataclass(slots=True)
 class _Probe:
+    """`tokens` that a sequence has with those of the forward that runs, the first `paddings` of
+    which are none; None where the model itself was not called, but a part of it."""
+
     choose: Choose
     take: Take
     layers: Collection[int] | None
+    tokens: int | None = None
+    paddings: list[int] | None = None
     of_layer: dict[int, torch.nn.Module] = field(default_factory=dict)
 
     def layer(self, module: torch.nn.Module) -> int:
@@ -63,6 +71,26 @@ class _Probe:
                 f"two attentions in layer {layer}", file=type(module).__name__, expected="one"
             )
         return int(layer)
+
+    def begin(self, model: Any, args: Any, kwargs: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Before a forward of the whole model: where its sequences begin."""
+        names = ("input_ids", "inputs_embeds")
+        inputs = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+        inputs = args[0] if inputs is None and args else inputs
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        mask = kwargs.get("attention_mask")
+        self.tokens = self.paddings = None
+        if isinstance(inputs, torch.Tensor):
+            self.tokens = inputs.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+            self.paddings = mask.to(torch.uint8).argmax(-1).tolist()
+
+    def first(self, sequence: int, num_keys: int) -> int | None:
+        """The number of the first token among the keys; below 0 where a cache has dropped it."""
+        if self.tokens is None:
+            return None
+        padding = 0 if self.paddings is None else self.paddings[sequence]
+        return padding - max(self.tokens - num_keys, 0)
 
 
 _PROBES: dict[torch.nn.Module, _Probe] = {}
@@ -90,11 +118,14 @@ def probing(
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     modules = list(model.modules())
+    probe = _Probe(choose, take, layers)
     with attention_of(model, NAME):
-        _PROBES.update(dict.fromkeys(modules, _Probe(choose, take, layers)))
+        hook = model.register_forward_pre_hook(probe.begin, with_kwargs=True)
+        _PROBES.update(dict.fromkeys(modules, probe))
         try:
             yield
         finally:
+            hook.remove()
             for module in modules:
                 _PROBES.pop(module, None)
 
@@ -135,8 +166,8 @@ def _attend(
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls: attention as ever, and readings of the rows chosen on the way."""
-    call = _call(module, query, key, value, attention_mask, settings)
     probe = _PROBES[module]
+    call = _call(probe, module, query, key, value, attention_mask, settings)
     layer = probe.layer(module)
     fused = call.rule.soft_cap is not None or call.sinks_H is not None
     out_BTHD = _fused(call) if fused else _inner(call, settings)
@@ -157,7 +188,8 @@ def _read_rows(
         if compare:
             _require_same(call, layer, sequence, rows_R, out_BTHD)
         for view in call.views(sequence, rows_R):
-            place = Place(layer, sequence, tuple(view.positions.tolist()))
+            positions_R = view.positions - view.sight.padding
+            place = Place(layer, sequence, tuple(positions_R.tolist()))
             probe.take(place, call.read(sequence, view))
 
 
@@ -165,23 +197,24 @@ def _read_rows(
 class _Call:
     """One call of the attention function, checked: nothing else changes its scores."""
 
+    probe: _Probe
     module: torch.nn.Module
     q_BHTD: torch.Tensor
     k_BKSD: torch.Tensor
     v_BKSD: torch.Tensor
     mask: torch.Tensor | None
     causal: bool
-    window: int | None
     rule: AttentionRule
     sinks_H: torch.Tensor | None
 
     def views(self, sequence: int, rows_R: torch.Tensor) -> Iterator[View]:
         num_queries, num_keys = self.q_BHTD.shape[2], self.k_BKSD.shape[2]
+        first = self.probe.first(sequence, num_keys)
         if self.mask is None:
-            yield view_without_mask(rows_R, num_queries, num_keys, self.causal)
+            yield view_without_mask(rows_R, num_queries, num_keys, self.causal, first or 0)
             return
         visible_TS = self.mask[sequence if len(self.mask) > 1 else 0, 0]
-        yield from views_of_mask(visible_TS.expand(num_queries, -1), rows_R, self.window)
+        yield from views_of_mask(visible_TS.expand(num_queries, -1), rows_R, first)
 
     def read(self, sequence: int, view: View, *, with_values: bool = False) -> RowReadings:
         rule = AttentionRule(self.rule.scale, view.window, self.rule.soft_cap)
@@ -197,6 +230,7 @@ class _Call:
 
 
 def _call(
+    probe: _Probe,
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -214,15 +248,14 @@ def _call(
         mask = _visible(mask, who)
     causal = settings.get("is_causal")
     scale = settings.get("scaling")
-    window = settings.get("sliding_window")
     return _Call(
+        probe,
         module,
         query,
         key,
         value,
         mask,
         bool(getattr(module, "is_causal", True) if causal is None else causal),
-        window if isinstance(window, int) else None,
         AttentionRule(
             scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
             soft_cap=settings.get("softcap"),
@@ -257,7 +290,16 @@ def _inner(call: _Call, settings: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _fused(call: _Call) -> torch.Tensor:
-    """Soft caps and learned sinks, which SDPA does not know: the output of the same pass."""
+    """Soft caps and learned sinks, which SDPA does not know: the output of the same pass.
+
+    Raises UnsupportedModel where gradients are wanted, which that pass has none of.
+    """
+    if torch.is_grad_enabled() and call.q_BHTD.requires_grad:
+        raise UnsupportedModel(
+            "soft caps and learned sinks are read without gradients",
+            file=type(call.module).__name__,
+            expected="a forward under torch.no_grad()",
+        )
     num_sequences, num_heads, num_queries, _ = call.q_BHTD.shape
     shape = (num_sequences, num_queries, num_heads, call.v_BKSD.shape[-1])
     out_BTHD = call.q_BHTD.new_zeros(shape)

@@ -21,7 +21,10 @@ _ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Rows (indices into the queries) at `positions` that one window and one sight describe."""
+    """Rows (indices into the queries) that one window and one sight describe.
+
+    `positions` are places among the keys; the first token's is `sight.padding`.
+    """
 
     rows: torch.Tensor
     positions: torch.Tensor
@@ -29,20 +32,23 @@ class View:
     sight: Sight
 
 
-def view_without_mask(rows_R: torch.Tensor, num_queries: int, num_keys: int, causal: bool) -> View:
+def view_without_mask(
+    rows_R: torch.Tensor, num_queries: int, num_keys: int, causal: bool, first: int = 0
+) -> View:
     """What SDPA shows without a mask: with `causal` query t sees keys up to t, else all."""
-    if num_queries == 1:
-        return View(rows_R, rows_R + num_keys - 1, None, Sight())
-    return View(rows_R, rows_R, None, Sight(causal=causal))
+    offset = num_keys - 1 if num_queries == 1 else 0
+    causal = causal or num_queries == 1
+    return View(rows_R, rows_R + offset, None, Sight(causal=causal, padding=min(first, 0)))
 
 
 def views_of_mask(
-    visible_TS: torch.Tensor, rows_R: torch.Tensor, window: int | None = None
+    visible_TS: torch.Tensor, rows_R: torch.Tensor, first: int | None = None
 ) -> Iterator[View]:
     """Views that together show the rows exactly what the mask does, but those that see nothing.
 
-    The last query stands at the last key, unless rows see only up to keys before that. The first
-    token is the first key that any query sees, unless a layer's `window` hides what was before.
+    Among the keys the sequence's first token is number `first`, below 0 where a cache has dropped
+    it; None: the first key that any query sees. The last query stands at the last key, unless rows
+    see only up to keys before that.
     """
     low_R, high_R, whole_R = _intervals(visible_TS, rows_R)
     sees_R = high_R > low_R
@@ -55,26 +61,20 @@ def views_of_mask(
     if int(ends_R[0]) < offset and (ends_R == ends_R[0]).all():
         offset = int(ends_R[0])  # a cache with room behind the last token
     positions_R = rows_R + offset
+    if first is None:
+        first = int(visible_TS.any(0).to(torch.uint8).argmax())
     if whole_R.all():
-        padding = _padding(visible_TS, window)
-        found = _one_sight(positions_R, low_R, high_R, num_keys, padding)
+        found = _one_sight(positions_R, low_R, high_R, num_keys, first)
         if found is not None:
             yield View(rows_R, positions_R, *found)
             return
     patterns_PS, pattern_R = torch.unique(visible_TS[rows_R], dim=0, return_inverse=True)
     for index, keep_S in enumerate(patterns_PS):
         those = pattern_R == index
-        first = int(keep_S.to(torch.uint8).argmax())
-        sight = Sight(causal=False, padding=first, keep=keep_S)
+        # Of several sequences in one row each has its own first token.
+        own = max(first, int(keep_S.to(torch.uint8).argmax()))
+        sight = Sight(causal=False, padding=own, keep=keep_S)
         yield View(rows_R[those], positions_R[those], None, sight)
-
-
-def _padding(visible_TS: torch.Tensor, window: int | None) -> int:
-    first = int(visible_TS.any(0).to(torch.uint8).argmax())
-    if first == 0 or window is None:
-        return first
-    widest = int(visible_TS[visible_TS[:, first]].sum(-1).max())
-    return 0 if widest >= window else first
 
 
 def _intervals(

@@ -107,9 +107,15 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> Any:
         )
     if found.files.kind != "directory":
         raise BadUsage("one file", file=path, expected="a directory that transformers can load")
-    loaded = kind.from_pretrained(
-        found.files.path, dtype=dtype, use_safetensors=True, local_files_only=True
-    )
+    if found.checkpoint is None or found.checkpoint.format != "safetensors":
+        raise UnsupportedModel("no safetensors", file=path, expected="weights in safetensors")
+    try:
+        loaded = kind.from_pretrained(
+            found.files.path, dtype=dtype, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise UnsupportedModel(f"transformers does not load it: {said}", file=path) from error
     return loaded.eval()
 
 
