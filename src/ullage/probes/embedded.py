@@ -120,6 +120,7 @@ def read_prompt(
     model: str | Path,
     prompt_ids: tuple[int, ...],
     *,
+    name: str | None = None,
     rows: int | None = None,
     layers: Collection[int] | None = None,
     options: EngineOptions | None = None,
@@ -157,7 +158,7 @@ def read_prompt(
 
     _run(decoder, prompt_ids, options, choose, take, layers)
     return AttentionReading(
-        str(model),
+        str(model) if name is None else name,
         SOURCE,
         len(prompt_ids),
         len(wanted),

@@ -123,6 +123,7 @@ def read_prompt(
     model: str | Path,
     prompt_ids: tuple[int, ...],
     *,
+    name: str | None = None,
     rows: int | None = None,
     layers: Collection[int] | None = None,
     dtype: torch.dtype = torch.float32,
@@ -132,5 +133,5 @@ def read_prompt(
     # Without a limit of its own, as under ALiBi, a model takes what it is given.
     require_prompt(prompt_ids, spec.max_positions or len(prompt_ids), spec.vocab_size)
     return read_model(
-        load_model(model, dtype), prompt_ids, name=str(model), rows=rows, layers=layers
+        load_model(model, dtype), prompt_ids, name=name or str(model), rows=rows, layers=layers
     )
