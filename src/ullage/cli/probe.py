@@ -14,6 +14,8 @@ from typing import Any
 ACTIONS: Mapping[str, str] = {
     "attention": "measure how each head attends: entropy, sinks, reach, scores",
     "rope": "hold rotary tables, as engines build them, against exact ones",
+    "fingerprint": "sum up weights, angles and answers of a model, to compare with later",
+    "compare": "say whether two models, servers or fingerprints are the same model",
 }
 
 
