@@ -15,8 +15,9 @@ from tests.probes.materialised import assert_reading, attention_weights
 from ullage.errors import UnsupportedModel
 from ullage.probes import registry
 from ullage.probes.embedded import read_prompt as read_embedded
+from ullage.probes.embedded import spread_rows
 from ullage.probes.entropy import RowReadings
-from ullage.probes.registry import Place, probing
+from ullage.probes.registry import Choose, Place, probing
 from ullage.probes.through_transformers import load_model, read_model, read_prompt
 
 MLA = {
@@ -110,29 +111,33 @@ def everything_taken(model: Any) -> Iterator[list[tuple[Place, RowReadings]]]:
         yield taken
 
 
+@pytest.mark.parametrize("rows", [None, 20])
 @pytest.mark.parametrize("name", [*CONFIGS, *SHARED])
-def test_every_head_reads_as_the_models_own_weights(name: str) -> None:
+def test_every_head_reads_as_the_models_own_weights(name: str, rows: int | None) -> None:
+    """All rows come from the pass that computes attention, some from one beside SDPA."""
     model = made(name)
-    reading = read_model(model, PROMPT)
-    assert_reading(reading, eager_weights(model), range(len(PROMPT)))
+    reading = read_model(model, PROMPT, rows=rows)
+    assert_reading(reading, eager_weights(model), spread_rows(len(PROMPT), rows))
     assert reading.source == "transformers"
     sinks = [head.learned_sink_mass is not None for _, head in reading.heads()]
     assert sinks == [name == "gpt-oss"] * len(sinks)
 
 
+@pytest.mark.parametrize("choose", [range, lambda count: (0, count // 2)])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "deepseek-v3", "modernbert"])
 def test_the_models_output_is_its_own_while_it_is_watched_and_its_attention_afterwards(
-    name: str,
+    name: str, choose: Choose
 ) -> None:
     model = made(name)
     ids = torch.tensor([PROMPT])
     before = model.config._attn_implementation
+    taken: list[int] = []
     with torch.inference_mode():
         with registry.attention_of(model, "eager"):
             own = model(ids)[0]
-        with everything_taken(model) as taken:
+        with probing(model, choose, lambda place, _: taken.append(len(place.positions))):
             watched = model(ids)[0]
-    assert taken
+    assert taken and set(taken) == {len(choose(len(PROMPT)))}
     torch.testing.assert_close(watched, own, atol=2e-3, rtol=2e-3)
     assert model.config._attn_implementation == before
     assert not registry._PROBES
@@ -277,7 +282,11 @@ def test_attention_other_than_the_one_read_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(registry, "_inner", lambda *asked: plain(*asked) * 1.01)
     model = made("opt")
     said = "layer 0's attention is not the one that was read"
-    with everything_taken(model), pytest.raises(UnsupportedModel, match=said):
+    with (
+        torch.inference_mode(),
+        probing(model, lambda _: (5, 60), lambda *_: None),
+        pytest.raises(UnsupportedModel, match=said),
+    ):
         model(torch.tensor([PROMPT]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -84,6 +84,16 @@ class _Probe:
             self.tokens = inputs.shape[1] + (0 if cache is None else int(cache.get_seq_length()))
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:
             self.paddings = mask.to(torch.uint8).argmax(-1).tolist()
+
+    def rows(self, layer: int, q_BHTD: torch.Tensor) -> torch.Tensor:
+        """Indices of the queries to read, in order."""
+        wanted = self.layers is None or layer in self.layers
+        rows = sorted(self.choose(q_BHTD.shape[2])) if wanted else []
+        return torch.tensor(rows, dtype=torch.int64, device=q_BHTD.device)
+
+    def tell(self, layer: int, sequence: int, view: View, readings: RowReadings) -> None:
+        positions_R = view.positions - view.sight.padding
+        self.take(Place(layer, sequence, tuple(positions_R.tolist())), readings)
 
     def first(self, sequence: int, num_keys: int) -> int | None:
         """The number of the first token among the keys; below 0 where a cache has dropped it."""
@@ -169,28 +179,16 @@ def _attend(
     probe = _PROBES[module]
     call = _call(probe, module, query, key, value, attention_mask, settings)
     layer = probe.layer(module)
-    fused = call.rule.soft_cap is not None or call.sinks_H is not None
-    out_BTHD = _fused(call) if fused else _inner(call, settings)
-    if probe.layers is None or layer in probe.layers:
+    rows_R = probe.rows(layer, query)
+    if call.fits_sdpa and (len(rows_R) < query.shape[2] or call.wants_gradients):
+        out_BTHD = _inner(call, settings)
         with torch.no_grad():
-            _read_rows(probe, call, layer, out_BTHD, compare=not fused)
-    return out_BTHD, None
-
-
-def _read_rows(
-    probe: _Probe, call: _Call, layer: int, out_BTHD: torch.Tensor, *, compare: bool
-) -> None:
-    rows_R = torch.tensor(sorted(probe.choose(out_BTHD.shape[1])), dtype=torch.int64)
-    if not len(rows_R):
-        return
-    rows_R = rows_R.to(out_BTHD.device)
-    for sequence in range(len(out_BTHD)):
-        if compare:
-            _require_same(call, layer, sequence, rows_R, out_BTHD)
-        for view in call.views(sequence, rows_R):
-            positions_R = view.positions - view.sight.padding
-            place = Place(layer, sequence, tuple(positions_R.tolist()))
-            probe.take(place, call.read(sequence, view))
+            for sequence in range(len(query) if len(rows_R) else 0):
+                _require_same(call, layer, sequence, rows_R, out_BTHD)
+                for view in call.views(sequence, rows_R):
+                    probe.tell(layer, sequence, view, call.read(sequence, view))
+        return out_BTHD, None
+    return _fused(call, layer, rows_R), None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,6 +204,15 @@ class _Call:
     causal: bool
     rule: AttentionRule
     sinks_H: torch.Tensor | None
+
+    @property
+    def fits_sdpa(self) -> bool:
+        """SDPA knows neither soft caps nor learned sinks."""
+        return self.rule.soft_cap is None and self.sinks_H is None
+
+    @property
+    def wants_gradients(self) -> bool:
+        return torch.is_grad_enabled() and self.q_BHTD.requires_grad
 
     def views(self, sequence: int, rows_R: torch.Tensor) -> Iterator[View]:
         num_queries, num_keys = self.q_BHTD.shape[2], self.k_BKSD.shape[2]
@@ -289,12 +296,12 @@ def _inner(call: _Call, settings: Mapping[str, Any]) -> torch.Tensor:
     return out_BTHD
 
 
-def _fused(call: _Call) -> torch.Tensor:
-    """Soft caps and learned sinks, which SDPA does not know: the output of the same pass.
+def _fused(call: _Call, layer: int, rows_R: torch.Tensor) -> torch.Tensor:
+    """Readings and attention itself from one pass over all queries.
 
     Raises UnsupportedModel where gradients are wanted, which that pass has none of.
     """
-    if torch.is_grad_enabled() and call.q_BHTD.requires_grad:
+    if call.wants_gradients:
         raise UnsupportedModel(
             "soft caps and learned sinks are read without gradients",
             file=type(call.module).__name__,
@@ -303,13 +310,24 @@ def _fused(call: _Call) -> torch.Tensor:
     num_sequences, num_heads, num_queries, _ = call.q_BHTD.shape
     shape = (num_sequences, num_queries, num_heads, call.v_BKSD.shape[-1])
     out_BTHD = call.q_BHTD.new_zeros(shape)
-    rows_R = torch.arange(num_queries, device=out_BTHD.device)
+    every_R = torch.arange(num_queries, device=out_BTHD.device)
     for sequence in range(num_sequences):
-        for view in call.views(sequence, rows_R):
-            found = call.read(sequence, view, with_values=True).output_RHD
-            assert found is not None
-            out_BTHD[sequence, view.rows] = found.to(out_BTHD.dtype)
+        for view in call.views(sequence, every_R):
+            found = call.read(sequence, view, with_values=True)
+            assert found.output_RHD is not None
+            out_BTHD[sequence, view.rows] = found.output_RHD.to(out_BTHD.dtype)
+            chosen_R = torch.isin(view.rows, rows_R).nonzero()[:, 0]
+            if len(chosen_R):
+                some = View(view.rows[chosen_R], view.positions[chosen_R], view.window, view.sight)
+                call.probe.tell(layer, sequence, some, _those(found, chosen_R))
     return out_BTHD
+
+
+def _those(readings: RowReadings, rows_R: torch.Tensor) -> RowReadings:
+    """Some of the rows, without the output."""
+    columns: dict[str, Any] = {f.name: getattr(readings, f.name) for f in fields(RowReadings)}
+    columns["output_RHD"] = None
+    return RowReadings(**{n: c if c is None else c[rows_R] for n, c in columns.items()})
 
 
 def _require_same(

@@ -18,7 +18,7 @@ from ullage.errors import BadUsage, UnsupportedModel
 from ullage.probes.embedded import require_prompt, spread_rows
 from ullage.probes.entropy import RowReadings, head_readings
 from ullage.probes.readings import AttentionReading, LayerReading
-from ullage.probes.registry import TOLERANCES, attention_of, probing
+from ullage.probes.registry import TOLERANCES, Choose, attention_of, probing
 
 SOURCE = "transformers"
 # Tokens of a prompt that also run through the model's own attention, to see that it is the same.
@@ -46,7 +46,7 @@ def read_model(
     seen: dict[int, list[RowReadings]] = {}
     last = {"logits_to_keep": 1} if _keeps_logits(model) else {}
     with torch.inference_mode():
-        _require_own(model, ids_1T[:, :_OWN_TOKENS])
+        _require_own(model, ids_1T[:, :_OWN_TOKENS], range if rows is None else _none)
         with probing(
             model,
             lambda _: wanted,
@@ -69,11 +69,15 @@ def _keeps_logits(model: Any) -> bool:
     return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
-def _require_own(model: Any, ids_1T: torch.Tensor) -> None:
+def _none(count: int) -> tuple[int, ...]:  # noqa: ARG001
+    return ()
+
+
+def _require_own(model: Any, ids_1T: torch.Tensor, choose: Choose) -> None:
     """Raise unless the model's plain attention and the probe's give the same outputs."""
     with attention_of(model, "eager"):
         own = model(ids_1T, use_cache=False)[0].float()
-    with probing(model, lambda _: (), lambda *_: None):
+    with probing(model, choose, lambda *_: None):
         found = model(ids_1T, use_cache=False)[0].float()
     if not (own.isfinite().all() and found.isfinite().all()):
         return  # the readings will tell
