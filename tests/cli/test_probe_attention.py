@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from tests.engine.families import write_model
 
 from ullage.cli.main import main
+from ullage.cli.probe_attention import add_arguments
 from ullage.cli.probe_attention_table import FIGURES, MAX_WIDTH, lines
 from ullage.probes.readings import AttentionReading, HeadReading, LayerReading, Spread
 
@@ -268,3 +271,40 @@ def test_a_single_token_has_a_table_too(
 ) -> None:
     assert main(["probe", "attention", str(models("llama")), "--prompt", "a"]) == 0
     assert "·" in capsys.readouterr().out
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def _section() -> str:
+    page = (Path(__file__).parents[2] / "docs" / "probes.md").read_text(encoding="utf-8")
+    return page.split("\n## Attention: ", 1)[1].split("\n## ", 1)[0]
+
+
+def test_the_page_explains_every_figure_of_a_head() -> None:
+    rows = [line.split("|")[1] for line in _section().splitlines() if line.startswith("| `")]
+    explained = {name for row in rows for name in row.replace("`", "").replace(",", "").split()}
+    assert explained == {f.name for f in fields(HeadReading)} - {"head"}
+
+
+def test_the_page_names_every_flag_and_figure() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = {o for action in parser._actions for o in action.option_strings if o[:2] == "--"}
+    section = _section()
+    for flag in flags - {"--help"}:
+        assert flag in section, flag
+    for figure in FIGURES:
+        assert f"`--show {figure}`" in section, figure
+
+
+def test_the_page_shows_the_table_as_it_is(
+    models: Directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lines begin as those of any model's table."""
+    example = _section().split("```\n", 2)[1].splitlines()[1:]
+    assert main(["probe", "attention", str(models("llama")), "--prompt", TEXT]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert example[2] == out[2]
+    titles = [line[:17] for line in example[-5:]]
+    assert titles == [line[:17] for line in out[-5:]]

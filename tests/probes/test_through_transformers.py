@@ -200,6 +200,29 @@ def test_decoding_with_a_cache_reads_as_the_whole_at_once(name: str) -> None:
     assert rows == {layer: list(range(70)) for layer in range(len(weights))}
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss"])
+def test_generation_goes_on_alike_while_its_newest_row_is_read(name: str) -> None:
+    """As docs/probes.md shows it."""
+    model = made(name)
+    inputs = {
+        "input_ids": torch.tensor([PROMPT]),
+        "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.int64),
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    plain = model.generate(**inputs)
+    positions: list[tuple[int, ...]] = []
+    with probing(
+        model, choose=lambda count: [count - 1], take=lambda p, _: positions.append(p.positions)
+    ):
+        watched = model.generate(**inputs)
+    assert torch.equal(plain, watched)
+    layers = model.config.num_hidden_layers
+    assert positions == [(t,) for t in range(69, 74) for _ in range(layers)]
+
+
 def test_gradients_pass_through_a_watched_model() -> None:
     model = made("llama")
     ids = torch.tensor([PROMPT])

@@ -325,9 +325,11 @@ def _fused(call: _Call, layer: int, rows_R: torch.Tensor) -> torch.Tensor:
 
 def _those(readings: RowReadings, rows_R: torch.Tensor) -> RowReadings:
     """Some of the rows, without the output."""
-    columns: dict[str, Any] = {f.name: getattr(readings, f.name) for f in fields(RowReadings)}
-    columns["output_RHD"] = None
-    return RowReadings(**{n: c if c is None else c[rows_R] for n, c in columns.items()})
+    columns: dict[str, Any] = {}
+    for field_of in fields(RowReadings):
+        column = getattr(readings, field_of.name)
+        columns[field_of.name] = None if column is None else column[rows_R]
+    return RowReadings(**{**columns, "output_RHD": None})
 
 
 def _require_same(
