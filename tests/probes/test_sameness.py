@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tests.engine.adapters import write_adapter
 from tests.engine.families import write_model
 from tests.engine.gguf_models import GGUF_CASES, write_gguf
-from ullage.anatomy import load
+from ullage.anatomy import load, read_config
 from ullage.cli.main import main
 from ullage.engine.linear import FloatLinear
 from ullage.engine.model.decoder import Decoder
@@ -26,7 +26,7 @@ from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
 from ullage.probes.answers import PROMPTS
 from ullage.probes.distances import NOT_FINITE, answers_apart, weights_apart
-from ullage.probes.fingerprints import of_model, of_server
+from ullage.probes.fingerprints import of_model, of_server, rope_of, settings_of
 from ullage.probes.marks import Fingerprint, Noise, ValueMark, from_document, to_document
 from ullage.probes.sameness import SAME_NATS, SKETCH_SPREAD, Sameness, compare, rounding
 from ullage.probes.values import sketch, value_marks
@@ -180,6 +180,17 @@ def test_values_are_the_same_from_gguf_and_from_safetensors(case: str, tmp_path:
     assert [one.name for one in ours] == [one.name for one in theirs]
     for one, match in zip(ours, theirs, strict=True):
         assert weights_apart(one, match) < 1e-6, one.name
+
+
+@pytest.mark.parametrize("case", GGUF_CASES)
+def test_settings_and_angles_are_the_same_from_gguf_and_from_a_configuration(
+    case: str, tmp_path: Path
+) -> None:
+    """Else every quantised copy would be called another model."""
+    ours = load(write_gguf(case, tmp_path / "model.gguf")).anatomy.spec
+    theirs = read_config(GGUF_CASES[case].config, file="config.json").spec
+    assert settings_of(ours) == settings_of(theirs)
+    assert rope_of(ours, {}) == rope_of(theirs, {})
 
 
 def _as_hf(weights: Weights, tensor: Any, spec: Any) -> list[tuple[str, torch.Tensor]]:

@@ -83,8 +83,8 @@ def of_model(
         values=values,
         answers=marks,
         noise=moved,
-        settings=_settings(spec),
-        rope=_rope(spec, absent),
+        settings=settings_of(spec),
+        rope=rope_of(spec, absent),
         tokenizer=_tokenizer(model, absent),
         absent=tuple(absent.items()),
     )
@@ -198,8 +198,8 @@ def _stored(model: Model, absent: dict[str, str]) -> tuple[StoredMark, ...]:
     )
 
 
-def _rope(spec: ModelSpec, absent: dict[str, str]) -> str | None:
-    """At the model's own longest length."""
+def rope_of(spec: ModelSpec, absent: dict[str, str]) -> str | None:
+    """The fingerprint of the angles at the model's own longest length, or why there is none."""
     if spec.max_positions <= 0:
         absent["rope"] = "the configuration names no longest length"
         return None
@@ -223,7 +223,7 @@ def _tokenizer(model: Model, absent: dict[str, str]) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _settings(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+def settings_of(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
     """What is computed with the weights, flat: the same in a GGUF file and in safetensors."""
     first = spec.layers[0] if spec.layers else None
     found: dict[str, object] = {
