@@ -149,7 +149,7 @@ def drawn(rows: int, keys: int, heads: int, kv_heads: int, dim: int) -> list[tor
 def test_every_rule_and_mask(case: str, with_sinks: bool, count: str) -> None:
     rule, sight = CASES[case]
     # All edges of tiles and masks lie among these rows; before the padding none is a token.
-    rows = [37, 38, 53, 127, 128, 129, 200, 236, 237, 300, 511, 512, 599]
+    rows = [37, 38, 53, 127, 128, 200, 236, 237, 255, 256, 257, 300, 511, 512, 599]
     q, k = drawn(len(rows), 600, 6, 2, 12)
     sinks = torch.linspace(-3.0, 9.0, 6) if with_sinks else None
     found = attention_rows(q, k, torch.tensor(rows), rule, sight=sight, sinks_H=sinks)

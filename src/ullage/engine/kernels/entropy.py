@@ -31,7 +31,9 @@ NUM_SUMS = 7
 QUERIES, KEYS, VALUES, OUTPUT = range(4)
 
 # Keys of a tile; with rows of scores they stay in the second cache.
-_TILE = 128
+_TILE = 256
+# Rows of a tile lie so far apart, in floats: at a power of two they would share a few cache sets.
+_STRIDE = _TILE + 16
 # Rows times heads of a piece of work.
 _PIECE_ROWS = 96
 # The score of what is kept hidden: its distance to any other is finite.
@@ -167,7 +169,7 @@ def _turn_keys(
         for d in range(dim):
             turned_DS[d, i] = k_D[d]
     for d in range(dim):
-        blank(turned_DS[d, count:])
+        blank(turned_DS[d, count:_TILE])
 
 
 turn_keys = compiled(_turn_keys)
@@ -196,8 +198,8 @@ def _see_piece(
         count = min(_TILE, end - at)
         turn_keys(tensors, at - start, count, head, dim, turned_DS)
         multiply(
-            q_ND.ctypes.data, dim, turned_DS.ctypes.data, _TILE, num, dim, count,
-            scores_NS.ctypes.data, _TILE, 0,
+            q_ND.ctypes.data, dim, turned_DS.ctypes.data, _STRIDE, num, dim, count,
+            scores_NS.ctypes.data, _STRIDE, 0,
         )  # fmt: skip
         for n in range(num):
             r, h = row + n // group, head * group + n % group
@@ -215,7 +217,7 @@ def _see_piece(
                 for d in range(width):
                     values_SD[i, d] = v_D[d]
             multiply(
-                scores_NS.ctypes.data, _TILE, values_SD.ctypes.data, values_SD.shape[1], num,
+                scores_NS.ctypes.data, _STRIDE, values_SD.ctypes.data, values_SD.shape[1], num,
                 count, width, out_ND.ctypes.data, out_ND.shape[1], 1,
             )  # fmt: skip
         at += count
@@ -249,8 +251,11 @@ def _see_keys(
     each = max(1, _PIECE_ROWS // group)
     blocks = (rows + each - 1) // each
     padded = (width + COLUMNS - 1) // COLUMNS * COLUMNS
-    q_ND, turned_DS = np.empty((each * group, dim), np.float32), np.empty((dim, _TILE), np.float32)
-    scores_NS = np.empty((each * group, _TILE), np.float32)
+    q_ND, turned_DS = (
+        np.empty((each * group, dim), np.float32),
+        np.empty((dim, _STRIDE), np.float32),
+    )
+    scores_NS = np.empty((each * group, _STRIDE), np.float32)
     room_B = np.empty(2 * band + 1, np.float32)
     values_SD = np.zeros((_TILE, padded), np.float32)
     out_ND = np.zeros((each * group, padded), np.float32)
