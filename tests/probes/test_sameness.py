@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.adapters import write_adapter
-from tests.engine.families import write_model
+from tests.engine.families import FAMILIES, write_model
 from tests.engine.gguf_models import GGUF_CASES, write_gguf
 from ullage.anatomy import load, read_config
 from ullage.cli.main import main
@@ -233,6 +233,26 @@ def test_every_part_of_a_layer_has_its_kind(mark: Fingerprint) -> None:
         norms = dict.fromkeys(("mixer_norm", "feed_forward_norm"), "norm")
         mlp = dict.fromkeys(("gate", "up", "down"), "mlp")
         assert inside == {**norms, **mlp, "q": "q", "k": "k", "v": "v", "o": "o"}
+
+
+TELLING = ("llama-biases", "gemma3", "gpt2", "opt-post", "qwen2-moe", "granite-moe", "falcon-40b",
+           "gptj", "cohere", "olmo")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name in TELLING else pytest.mark.slow)
+        for name in sorted(FAMILIES)
+    ],
+)
+def test_no_number_of_a_model_is_left_out(family: str, tmp_path: Path) -> None:
+    """Whatever parts a family has: each element that the engine holds is in exactly one mark."""
+    model = load(write_model(family, tmp_path, tokenizer=False))
+    decoder = Decoder(model.anatomy.spec, Weights(model), FloatLinear, 64)
+    marks = value_marks(decoder)
+    assert len({one.name for one in marks}) == len(marks)
+    assert 4 * sum(math.prod(one.shape) for one in marks) == decoder.weights_bytes
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -578,6 +598,47 @@ def test_what_is_no_fingerprint_is_one_sentence(
     assert printed.out == ""
     assert said in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "said"),
+    [
+        ("values", "sketch", [1.0] * 31, "a sketch of 31 numbers"),
+        ("values", "sketch", [1e999] * 32, "finite"),
+        ("values", "norm", None, "float"),
+        ("answers", "logprobs", [0.0], "1 logprobs of"),
+        ("answers", "token_ids", [1, 2], "logprobs of"),
+        ("stored", "shape", 7, "iterable"),
+        ("noise", "mean_nats", "much", "much"),
+    ],
+)
+def test_a_saved_fingerprint_that_was_changed_is_one_sentence(
+    mark: Fingerprint, healthy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    part: str, key: str, value: object, said: str,
+) -> None:  # fmt: skip
+    document = json.loads(json.dumps(to_document(mark)))
+    document[part][0][key] = value
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps(document))
+    assert main(["probe", "compare", str(file), str(healthy)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_model_that_does_not_fit_in_memory_is_compared_by_its_bytes(
+    mark: Fingerprint, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
+    found = of_model(healthy)
+    assert found.values == found.answers == ()
+    assert "GB in float32" in dict(found.absent)["values"]
+    assert compare(mark, found).verdict == "same_weights"
+    bad = of_model(changed(healthy, tmp_path / "bad", FAULTS["k zeroed"][0]))
+    verdict = compare(found, bad)
+    assert verdict.verdict == "not_the_same_model"
+    assert layer(0, "self_attn.k_proj") in verdict.differences[0].what
 
 
 def test_flags_that_do_not_go_together_are_one_sentence(

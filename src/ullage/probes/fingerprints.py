@@ -6,6 +6,7 @@ Holds the taking. What cannot be taken of a model is said in `absent`, with the 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,7 @@ from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
 from ullage.engine.possible import require_possible
 from ullage.engine.text.loading import load_tokenizer
-from ullage.errors import BadInput, UllageError
+from ullage.errors import BadInput, BadUsage, UllageError
 from ullage.probes.answers import embedded_answers, metrics_info, served_answers
 from ullage.probes.distances import noise_of
 from ullage.probes.marks import AnswerMark, Fingerprint, Noise, StoredMark, ValueMark
@@ -32,6 +33,8 @@ from ullage.probes.values import value_marks
 if TYPE_CHECKING:
     from ullage.anatomy.spec import ModelSpec
 
+MEMORY_MARGIN = 1.2
+"""Weights, one matrix more while it is read, and the prompts' activations."""
 MAX_MODEL_LEN = 512
 """Longer than any prompt. Which angles longrope takes depends on it: see `_limit`."""
 # The precisions that the embedded engine has beside float32, the finer one first.
@@ -131,6 +134,7 @@ def _run(
     spec = model.anatomy.spec
     options = EngineOptions(enforce_eager=True, **_options(spec, lora))
     limit = require_possible(spec, options)
+    _require_memory(model)
     decoder = Decoder(spec, Weights(model), FloatLinear, limit)
     values = value_marks(decoder)
     if not answers:
@@ -144,6 +148,23 @@ def _run(
             raise
         absent["answers"] = absent["noise"] = str(error)
         return values, ()
+
+
+def _require_memory(model: Model) -> None:
+    """Raises BadUsage where the weights in float32 would not fit beside what else runs here."""
+    index = model.checkpoint
+    needed = 4 * sum(tensor.num_elements for tensor in index.tensors) if index is not None else 0
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:  # not Linux: the system decides
+        return
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
+    free = int(found[1]) << 10 if found else needed * 2
+    if needed * MEMORY_MARGIN > free:
+        raise BadUsage(
+            f"its weights take {needed / 1e9:.1f} GB in float32, {free / 1e9:.1f} GB are free here",
+            file=model.files.path,
+        )
 
 
 def _noise(

@@ -7,6 +7,7 @@ Holds the values and their JSON document, both ways; no torch and no numpy. Taki
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from ullage.errors import BadUsage
 
 FORMAT = "ullage-fingerprint-1"
 MAX_BYTES = 256 << 20
+NUM_BUCKETS = 32
+"""How many sums a sketch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +147,11 @@ def from_document(document: Mapping[str, Any]) -> Fingerprint:
         values=tuple(
             ValueMark(
                 str(m["name"]), None if m["layer"] is None else int(m["layer"]), str(m["kind"]),
-                _shape(m["shape"]), float(m["norm"]), _floats(m["sketch"]),
+                _shape(m["shape"]), float(m["norm"]), _sketch(m["sketch"]),
             )
             for m in document["values"]
         ),
-        answers=tuple(
-            AnswerMark(
-                str(m["prompt"]), int(m["num_tokens"]),
-                None if m["token_ids"] is None else _shape(m["token_ids"]), _floats(m["logprobs"]),
-            )
-            for m in document["answers"]
-        ),
+        answers=tuple(_answer(m) for m in document["answers"]),
         noise=tuple(
             Noise(str(m["precision"]), float(m["mean_nats"]), float(m["max_nats"]))
             for m in document["noise"]
@@ -166,6 +163,21 @@ def from_document(document: Mapping[str, Any]) -> Fingerprint:
     )  # fmt: skip
 
 
+def _answer(held: Any) -> AnswerMark:
+    ids = None if held["token_ids"] is None else _shape(held["token_ids"])
+    made = AnswerMark(str(held["prompt"]), int(held["num_tokens"]), ids, _floats(held["logprobs"]))
+    if len(made.logprobs) != made.num_tokens - 1 or (ids and len(ids) != made.num_tokens):
+        raise ValueError(f"{len(made.logprobs)} logprobs of {made.num_tokens} tokens")
+    return made
+
+
+def _sketch(value: Any) -> tuple[float, ...]:
+    made = _floats(value)
+    if len(made) not in (0, NUM_BUCKETS):
+        raise ValueError(f"a sketch of {len(made)} numbers")
+    return made
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
@@ -175,4 +187,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _floats(value: Any) -> tuple[float, ...]:
-    return tuple(float(number) for number in value)
+    made = tuple(float(number) for number in value)
+    if not all(map(math.isfinite, made)):
+        raise ValueError("a number that is not finite")
+    return made

@@ -19,9 +19,8 @@ from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.experts import MixtureOfExperts
 from ullage.engine.model.layer import Dense, Layer
 from ullage.engine.model.norms import Norm
-from ullage.probes.marks import ValueMark
+from ullage.probes.marks import NUM_BUCKETS, ValueMark
 
-NUM_BUCKETS = 32
 _CHUNK = 1 << 20
 _SHIFTS = 4093
 _STEP = 89
