@@ -454,6 +454,13 @@ def test_answers_are_judged_by_the_measured_noise_of_the_precision_that_is_told(
     assert compare(outside(mark, off, precision), model).verdict == verdict
 
 
+def test_a_server_that_turns_otherwise_is_another_model(mark: Fingerprint) -> None:
+    found = compare(mark, replace(outside(mark, 0.0), rope="0" * 16))
+    assert (found.verdict, found.differences[0].part) == ("not_the_same_model", "rope")
+    assert "weights were not seen" in found.sentence
+    assert compare(mark, replace(outside(mark, 0.0), rope=mark.rope)).verdict == "same_answers"
+
+
 def test_two_servers_are_decided_by_a_reference_only(mark: Fingerprint) -> None:
     one, other = outside(mark, 0.0), outside(mark, 0.03)
     assert compare(one, outside(mark, 0.0)).verdict == "same_answers"

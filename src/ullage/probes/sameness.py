@@ -128,7 +128,7 @@ def _verdict(a: Fingerprint, b: Fingerprint, apart: AnswersApart | None) -> _Fou
         return _with_answers("same_values", told + _types(b), apart)
     if both_stored and _type_set(a) == _type_set(b):
         return _not_the_same(stored, others)
-    return _not_the_same((), others) if others else _by_answers(apart)
+    return _not_the_same((), others, seen=False) if others else _by_answers(apart)
 
 
 def _rounded(a: Fingerprint, b: Fingerprint, values: tuple[Difference, ...]) -> _Found:
@@ -152,7 +152,9 @@ def _with_answers(verdict: Verdict, told: str, apart: AnswersApart | None) -> _F
     )
 
 
-def _not_the_same(weights: tuple[Difference, ...], others: tuple[Difference, ...]) -> _Found:
+def _not_the_same(
+    weights: tuple[Difference, ...], others: tuple[Difference, ...], *, seen: bool = True
+) -> _Found:
     every = weights + others
     weights = weights or tuple(one for one in others if one.part == "stored")
     if weights:
@@ -162,7 +164,8 @@ def _not_the_same(weights: tuple[Difference, ...], others: tuple[Difference, ...
         number = "one weight differs" if len(weights) == 1 else f"{len(weights)} weights differ"
         sentence = f"{number}, first {first.what}{place}{size}"
     else:
-        sentence = f"the weights do not differ, but {others[0].part} does: {others[0].what}"
+        told = "the weights do not differ" if seen else "weights were not seen"
+        sentence = f"{told}, but {others[0].part} differs: {others[0].what}"
     return "not_the_same_model", sentence, every
 
 
