@@ -98,6 +98,19 @@ def test_transformers_runs_what_was_asked_of_it(
             assert head["sink_mass"] == pytest.approx(same["sink_mass"], abs=1e-4)
 
 
+@pytest.mark.parametrize("engine", ["embedded", "transformers"])
+def test_bfloat16_is_read_near_float32(
+    engine: str, models: Directory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (models("llama"), "--prompt", TEXT, "--engine", engine)
+    exact = probed(capsys, *asked)
+    lower = probed(capsys, *asked, "--dtype", "bfloat16")
+    assert exact != lower
+    for one, other in zip(exact["layers"], lower["layers"], strict=True):
+        for head, same in zip(one["heads"], other["heads"], strict=True):
+            assert head["entropy_normalized"] == pytest.approx(same["entropy_normalized"], abs=0.1)
+
+
 def test_what_the_embedded_engine_does_not_run_goes_to_transformers_and_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -260,6 +260,18 @@ def test_both_ways_to_read_a_checkpoint_agree(
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [None, 20])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt-oss", "deepseek-v3"])
+def test_lower_precisions_are_read_too_and_near(
+    name: str, rows: int | None, dtype: torch.dtype
+) -> None:
+    exact = read_model(made(name), PROMPT, rows=rows)
+    lower = read_model(made(name).to(dtype), PROMPT, rows=rows)
+    for (_, one), (_, other) in zip(exact.heads(), lower.heads(), strict=True):
+        assert one.entropy_normalized == pytest.approx(other.entropy_normalized, abs=0.1)
+
+
 # --- what is not understood is refused -----------------------------------------------------------
 
 
@@ -353,6 +365,20 @@ def test_pickled_weights_are_not_loaded(family_dir: Callable[[str], Path], tmp_p
     model = transformers.AutoModelForCausalLM.from_pretrained(family_dir("llama"))
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match="safetensors"):
+        load_model(tmp_path)
+
+
+def test_weights_that_transformers_does_not_load_are_a_sentence(
+    family_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Not a traceback from inside: a shape that is not the configuration's."""
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "config.json").write_bytes((family_dir("llama") / "config.json").read_bytes())
+    tensors = load_file(family_dir("llama") / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(65)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match="transformers does not load it"):
         load_model(tmp_path)
 
 

@@ -25,7 +25,7 @@ _NO_SCORES = frozenset(("position_ids", "cache_position", "position_embeddings")
 # Rows whose output is compared with the attention that the model goes on with.
 _COMPARED_ROWS = 4
 # Of the largest output: what rounding does to it, by the width of the mantissa.
-TOLERANCES: Mapping[torch.dtype, float] = {
+_TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-4,
     torch.float32: 1e-4,
     torch.float16: 1e-2,
@@ -348,7 +348,7 @@ def _require_same(
         found, wanted = found[both], wanted[both]
         largest = float(wanted.abs().max()) if len(wanted) else 0.0
         off = float((found - wanted).abs().max()) if len(wanted) else 0.0
-        if off > TOLERANCES.get(out_BTHD.dtype, 0.05) * max(largest, 1e-6):
+        if off > _TOLERANCES.get(out_BTHD.dtype, 0.05) * max(largest, 1e-6):
             raise UnsupportedModel(
                 f"layer {layer}'s attention is not the one that was read: outputs differ by "
                 f"{off:.2g} of {largest:.2g}",
