@@ -12,7 +12,7 @@ import torch
 
 from tests.engine.families import COMMON, FAMILIES, OLDER_WIDE
 from tests.probes.materialised import assert_reading, attention_weights
-from ullage.errors import UnsupportedModel
+from ullage.errors import BadUsage, UnsupportedModel
 from ullage.probes import registry
 from ullage.probes.embedded import read_prompt as read_embedded
 from ullage.probes.embedded import spread_rows
@@ -238,6 +238,31 @@ def test_gradients_pass_through_a_watched_model() -> None:
     capped = made("gemma2")
     with everything_taken(capped), pytest.raises(UnsupportedModel, match="no_grad"):
         capped(ids)
+
+
+def test_dropout_is_the_models_own_and_in_no_reading() -> None:
+    """Readings are of the weights before any is dropped."""
+    model = made("gpt2-scaled")
+    ids = torch.tensor([PROMPT])
+    with torch.no_grad(), everything_taken(model) as still:
+        model(ids)
+    for part in model.modules():
+        # The first layer's input stays as it was; only its attention drops.
+        part.training = type(part).__name__ == "GPT2Attention"
+    torch.manual_seed(0)
+    with torch.no_grad(), everything_taken(model) as taken:
+        first = model(ids)[0]
+        second = model(ids)[0]
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(taken[0][1].entropy_nats, still[0][1].entropy_nats)
+
+
+def test_a_model_is_probed_once_at_a_time() -> None:
+    model = made("llama")
+    with everything_taken(model):
+        with pytest.raises(BadUsage, match="already"), everything_taken(model):
+            pass
+        model(torch.tensor([PROMPT]))
 
 
 def test_layers_and_rows_that_were_asked_for_are_read() -> None:

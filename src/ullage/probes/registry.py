@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ullage.engine.rule import AttentionRule
-from ullage.errors import UnsupportedModel
+from ullage.errors import BadUsage, UnsupportedModel
 from ullage.probes.entropy import RowReadings, attention_rows
 from ullage.probes.sights import View, view_without_mask, views_of_mask
 
@@ -114,7 +114,8 @@ def probing(
 
     `choose` is asked for indices into the queries of each call; `layers` None: all. The model's
     output stays the same. Raises UnsupportedModel for a model whose attention is not looked up in
-    the registry, and from within a forward for attention that is not understood.
+    the registry, and from within a forward for attention that is not understood; BadUsage for one
+    that is being probed.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -125,6 +126,8 @@ def probing(
             file=type(model).__name__,
             expected="one that asks transformers' attention registry",
         )
+    if model in _PROBES:
+        raise BadUsage("is being probed already", file=type(model).__name__)
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     modules = list(model.modules())
@@ -180,11 +183,12 @@ def _attend(
     call = _call(probe, module, query, key, value, attention_mask, settings)
     layer = probe.layer(module)
     rows_R = probe.rows(layer, query)
-    if call.fits_sdpa and (len(rows_R) < query.shape[2] or call.wants_gradients):
+    if call.fits_sdpa and (len(rows_R) < query.shape[2] or call.trains):
         out_BTHD = _inner(call, settings)
         with torch.no_grad():
             for sequence in range(len(query) if len(rows_R) else 0):
-                _require_same(call, layer, sequence, rows_R, out_BTHD)
+                if not call.dropout:
+                    _require_same(call, layer, sequence, rows_R, out_BTHD)
                 for view in call.views(sequence, rows_R):
                     probe.tell(layer, sequence, view, call.read(sequence, view))
         return out_BTHD, None
@@ -204,6 +208,7 @@ class _Call:
     causal: bool
     rule: AttentionRule
     sinks_H: torch.Tensor | None
+    dropout: float
 
     @property
     def fits_sdpa(self) -> bool:
@@ -211,8 +216,10 @@ class _Call:
         return self.rule.soft_cap is None and self.sinks_H is None
 
     @property
-    def wants_gradients(self) -> bool:
-        return torch.is_grad_enabled() and self.q_BHTD.requires_grad
+    def trains(self) -> bool:
+        """Whether gradients or dropout are wanted, which the pass of the readings has none of."""
+        wants_gradients = torch.is_grad_enabled() and self.q_BHTD.requires_grad
+        return wants_gradients or self.dropout > 0
 
     def views(self, sequence: int, rows_R: torch.Tensor) -> Iterator[View]:
         num_queries, num_keys = self.q_BHTD.shape[2], self.k_BKSD.shape[2]
@@ -268,6 +275,7 @@ def _call(
             soft_cap=settings.get("softcap"),
         ),
         settings.get("s_aux"),
+        float(settings.get("dropout") or 0.0),
     )
 
 
@@ -299,13 +307,13 @@ def _inner(call: _Call, settings: Mapping[str, Any]) -> torch.Tensor:
 def _fused(call: _Call, layer: int, rows_R: torch.Tensor) -> torch.Tensor:
     """Readings and attention itself from one pass over all queries.
 
-    Raises UnsupportedModel where gradients are wanted, which that pass has none of.
+    Raises UnsupportedModel where gradients or dropout are wanted.
     """
-    if call.wants_gradients:
+    if call.trains:
         raise UnsupportedModel(
-            "soft caps and learned sinks are read without gradients",
+            "soft caps and learned sinks are read without gradients and dropout",
             file=type(call.module).__name__,
-            expected="a forward under torch.no_grad()",
+            expected="model.eval() and torch.no_grad()",
         )
     num_sequences, num_heads, num_queries, _ = call.q_BHTD.shape
     shape = (num_sequences, num_queries, num_heads, call.v_BKSD.shape[-1])
