@@ -24,12 +24,13 @@ from ullage.engine.linear import FloatLinear
 from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
+from ullage.errors import BadUsage
 from ullage.probes.answers import PROMPTS
 from ullage.probes.distances import NOT_FINITE, answers_apart, weights_apart
 from ullage.probes.fingerprints import of_model, of_server, rope_of, settings_of
 from ullage.probes.marks import Fingerprint, Noise, ValueMark, from_document, to_document
 from ullage.probes.sameness import SAME_NATS, SKETCH_SPREAD, Sameness, compare, rounding
-from ullage.probes.values import sketch, value_marks
+from ullage.probes.values import sketch, streamed_marks, value_marks
 from ullage.serving.app import start_server
 
 Tensors = dict[str, torch.Tensor]
@@ -253,6 +254,7 @@ def test_no_number_of_a_model_is_left_out(family: str, tmp_path: Path) -> None:
     marks = value_marks(decoder)
     assert len({one.name for one in marks}) == len(marks)
     assert 4 * sum(math.prod(one.shape) for one in marks) == decoder.weights_bytes
+    assert streamed_marks(model.anatomy.spec, Weights(model)) == marks
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -634,18 +636,27 @@ def test_a_saved_fingerprint_that_was_changed_is_one_sentence(
     assert printed.err.count("\n") == 1
 
 
-def test_a_model_that_does_not_fit_in_memory_is_compared_by_its_bytes(
+def test_a_model_that_does_not_fit_in_memory_is_compared_a_layer_at_a_time(
     mark: Fingerprint, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
     found = of_model(healthy)
-    assert found.values == found.answers == ()
-    assert "GB in float32" in dict(found.absent)["values"]
+    assert found.values == mark.values
+    assert found.answers == ()
+    assert "GB in float32" in dict(found.absent)["answers"]
     assert compare(mark, found).verdict == "same_weights"
-    bad = of_model(changed(healthy, tmp_path / "bad", FAULTS["k zeroed"][0]))
-    verdict = compare(found, bad)
-    assert verdict.verdict == "not_the_same_model"
-    assert layer(0, "self_attn.k_proj") in verdict.differences[0].what
+    with pytest.raises(BadUsage, match="GB in float32"):
+        of_model(healthy, "an adapter")
+
+
+def test_where_values_cannot_be_read_the_bytes_name_the_tensor(
+    mark: Fingerprint, healthy: Path, tmp_path: Path
+) -> None:
+    bad = changed(healthy, tmp_path / "bad", FAULTS["k zeroed"][0])
+    there = replace(of_model(bad, answers=False), values=())
+    found = compare(replace(mark, values=()), there)
+    assert found.verdict == "not_the_same_model"
+    assert layer(0, "self_attn.k_proj") in found.differences[0].what
 
 
 def test_flags_that_do_not_go_together_are_one_sentence(

@@ -28,7 +28,7 @@ from ullage.probes.distances import noise_of
 from ullage.probes.marks import AnswerMark, Fingerprint, Noise, StoredMark, ValueMark
 from ullage.probes.rope import fingerprint as rope_mark
 from ullage.probes.rope import turnings
-from ullage.probes.values import value_marks
+from ullage.probes.values import streamed_marks, value_marks
 
 if TYPE_CHECKING:
     from ullage.anatomy.spec import ModelSpec
@@ -134,12 +134,14 @@ def _run(
     spec = model.anatomy.spec
     options = EngineOptions(enforce_eager=True, **_options(spec, lora))
     limit = require_possible(spec, options)
-    _require_memory(model)
+    short = _memory_short(model)
+    if lora is not None and short is not None:
+        raise BadUsage(short, file=model.files.path)
+    if not answers or short is not None:
+        absent["answers"] = absent["noise"] = short or "not asked for"
+        return streamed_marks(spec, Weights(model)), ()
     decoder = Decoder(spec, Weights(model), FloatLinear, limit)
     values = value_marks(decoder)
-    if not answers:
-        absent["answers"] = absent["noise"] = "not asked for"
-        return values, ()
     try:
         engine = Engine(decoder, load_tokenizer(model), options, limit)
         return values, _answers(engine, lora)
@@ -150,21 +152,19 @@ def _run(
         return values, ()
 
 
-def _require_memory(model: Model) -> None:
-    """Raises BadUsage where the weights in float32 would not fit beside what else runs here."""
+def _memory_short(model: Model) -> str | None:
+    """Why the weights in float32 would not fit beside what else runs here; None: they do."""
     index = model.checkpoint
     needed = 4 * sum(tensor.num_elements for tensor in index.tensors) if index is not None else 0
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:  # not Linux: the system decides
-        return
+        return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
     free = int(found[1]) << 10 if found else needed * 2
-    if needed * MEMORY_MARGIN > free:
-        raise BadUsage(
-            f"its weights take {needed / 1e9:.1f} GB in float32, {free / 1e9:.1f} GB are free here",
-            file=model.files.path,
-        )
+    if needed * MEMORY_MARGIN <= free:
+        return None
+    return f"its weights take {needed / 1e9:.1f} GB in float32, {free / 1e9:.1f} GB are free here"
 
 
 def _noise(

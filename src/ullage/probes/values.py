@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ullage.deep.sum64 import odd_factors
-from ullage.engine.linear import Linear
+from ullage.engine.linear import FloatLinear, Linear
 from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.experts import MixtureOfExperts
+from ullage.engine.model.freed import give_back_freed
 from ullage.engine.model.layer import Dense, Layer
+from ullage.engine.model.loading import LayerReader
 from ullage.engine.model.norms import Norm
+from ullage.engine.model.weights import Weights
 from ullage.probes.marks import NUM_BUCKETS, ValueMark
+
+if TYPE_CHECKING:
+    from ullage.anatomy.spec import ModelSpec
 
 _CHUNK = 1 << 20
 _SHIFTS = 4093
@@ -34,11 +42,30 @@ def value_marks(decoder: Decoder) -> tuple[ValueMark, ...]:
     """A mark of every weight, outside the layers first. `decoder` holds plain float32 matrices."""
     found = [_mark(name, None, kind, weight) for name, kind, weight in _outside(decoder)]
     for index, layer in enumerate(decoder.layers):
-        found += [
-            _mark(f"layers.{index}.{name}", index, kind, weight)
-            for name, kind, weight in _layer_parts(layer)
-        ]
+        found += _layer_marks(index, layer)
     return tuple(found)
+
+
+def streamed_marks(spec: ModelSpec, weights: Weights) -> tuple[ValueMark, ...]:
+    """The same, with one layer in memory at a time: for models that do not fit in float32.
+
+    `spec` is one that the engine runs (`possible.require_possible`).
+    """
+    outside = Decoder(replace(spec, layers=()), weights, FloatLinear, 1)
+    found = list(value_marks(outside))
+    del outside
+    reader = LayerReader(spec, weights, FloatLinear, torch.float32)
+    for index in range(spec.num_layers):
+        found += _layer_marks(index, reader.layer(index, None))
+        give_back_freed()
+    return tuple(found)
+
+
+def _layer_marks(index: int, layer: Layer) -> list[ValueMark]:
+    return [
+        _mark(f"layers.{index}.{name}", index, kind, weight)
+        for name, kind, weight in _layer_parts(layer)
+    ]
 
 
 def sketch(weight: torch.Tensor) -> tuple[float, tuple[float, ...]]:
