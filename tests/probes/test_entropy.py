@@ -211,6 +211,22 @@ def test_pieces_in_any_order_say_what_one_tensor_says(case: str, count: str) -> 
         expected(q, k, rows, rule, sight).check(found)
 
 
+@pytest.mark.parametrize("with_sinks", [False, True], ids=["no sinks", "sinks"])
+def test_attention_itself_comes_from_pieces_too(with_sinks: bool, count: str) -> None:
+    rule, rows = AttentionRule(2.0, window=450), torch.tensor([40, 200, 431, 599])
+    q, k = drawn(4, 600, 6, 2, 12)
+    v = torch.randn(600, 2, 20, generator=torch.Generator().manual_seed(1))
+    sinks = torch.linspace(-3.0, 3.0, 6) if with_sinks else None
+    cuts = [0, 1, 16, 130, 131, 400, 600]
+    pieces = [(a, k[a:b], v[a:b]) for a, b in pairwise(cuts)]
+    wanted = attention_rows(q, k, rows, rule, values_SKD=v, sinks_H=sinks)
+    for order in (pieces, pieces[::-1]):
+        found = attention_rows(q, order, rows, rule, sinks_H=sinks)
+        assert found.output_RHD is not None and wanted.output_RHD is not None
+        torch.testing.assert_close(found.output_RHD, wanted.output_RHD)
+        expected(q, k, rows.tolist(), rule, Sight(), sinks).check(found)
+
+
 def test_pieces_that_no_row_sees_may_be_left_out(count: str) -> None:
     rule, rows = AttentionRule(0.3, window=50), [500, 599]
     q, k = drawn(2, 600, 6, 2, 12)
@@ -385,6 +401,7 @@ def test_heads_are_summed_up_over_all_chunks_of_a_prompt(count: str) -> None:
     p = scores.softmax(-1)
     heads = head_readings(parts)
     assert [head.head for head in heads] == [0, 1, 2, 3]
+    assert head_readings([]) == ()
     for head in heads:
         values = Expected.entropy(p[:, head.head]).numpy()
         assert head.entropy_nats is not None
@@ -409,8 +426,11 @@ def test_what_does_not_go_together_is_refused(count: str) -> None:
     with pytest.raises(ValueError, match="positions 20 to 49"):
         keep = torch.ones(20, dtype=torch.bool)
         attention_rows(q, k, torch.arange(2), AttentionRule(1.0), sight=Sight(keep=keep))
-    with pytest.raises(ValueError, match="one tensor"):
+    with pytest.raises(ValueError, match="beside the keys"):
         attention_rows(q, [(0, k)], torch.arange(2), AttentionRule(1.0), values_SKD=k)
+    mixed = [(0, k[:20], k[:20]), (20, k[20:])]
+    with pytest.raises(ValueError, match="with values and without"):
+        attention_rows(q, mixed, torch.tensor([30, 49]), AttentionRule(1.0))
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ keys is `sums`. Who hands in queries and keys is `embedded` and `through_transfo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -17,7 +16,7 @@ from ullage.engine.rule import AttentionRule
 from ullage.probes.readings import HeadReading, Spread
 from ullage.probes.sums import Asked, Counted, count_for
 
-Keys = torch.Tensor | Iterable[tuple[int, torch.Tensor]]
+Piece = tuple[int, torch.Tensor] | tuple[int, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Sight:
 
 def attention_rows(
     q_RHD: torch.Tensor,
-    keys: Keys,
+    keys: torch.Tensor | Iterable[Piece],
     rows_R: torch.Tensor,
     rule: AttentionRule,
     *,
@@ -73,20 +72,28 @@ def attention_rows(
     keys), each position once, in any order (a paged cache gives some hundred positions at a time;
     what no row sees may be left out). Heads of queries are a multiple of those of keys: query head
     h reads kv head h // (H / K), so that MLA in its latent form is one kv head of rank + rope
-    dimensions. Whatever dtype comes, the arithmetic is float32, or float64 for float64. `values`
-    only go with keys in one tensor.
+    dimensions. Whatever dtype comes, the arithmetic is float32, or float64 for float64. With values
+    (beside the keys, in pieces as their third part) attention itself comes of the same pass.
     """
-    if values_SKD is not None and not isinstance(keys, torch.Tensor):
-        raise ValueError("values need the keys in one tensor")
+    pieces: Iterable[Piece]
+    if isinstance(keys, torch.Tensor):
+        pieces = [(0, keys) if values_SKD is None else (0, keys, values_SKD)]
+    elif values_SKD is None:
+        pieces = keys
+    else:
+        raise ValueError("values lie beside the keys, in pieces as those do")
     low_R, high_R = seen_interval(rows_R, rule, sight)
     count = count_for(Asked(q_RHD, rows_R, low_R, high_R, sight.padding, sight.keep, rule))
     visible_R = torch.zeros_like(rows_R)
-    pieces = [(0, keys)] if isinstance(keys, torch.Tensor) else keys
-    for first, k_SKD in pieces:
+    kinds = set()
+    for first, k_SKD, *values in pieces:
         end = first + len(k_SKD)
         _check(q_RHD, k_SKD, end, sight)
-        count.see(first, k_SKD, values_SKD)
+        count.see(first, k_SKD, values[0] if values else None)
         visible_R += _num_seen(low_R.clamp(min=first), high_R.clamp(max=end), sight.keep)
+        kinds.add(len(values))
+    if len(kinds) > 1:
+        raise ValueError("pieces with values and without")
     return _readings(count.counted(), visible_R, sinks_H)
 
 
@@ -149,58 +156,89 @@ def seen_interval(
     return low_R, high_R
 
 
-def _joined(parts: Sequence[RowReadings]) -> RowReadings:
-    if len(parts) == 1:
-        return parts[0]
-    columns: list[Any] = []
-    for field in fields(RowReadings):
-        column = [getattr(part, field.name) for part in parts]
-        columns.append(None if column[0] is None else torch.cat(column))
-    return RowReadings(*columns)
-
-
-def head_readings(parts: Sequence[RowReadings]) -> tuple[HeadReading, ...]:
+def head_readings(parts: Iterable[RowReadings]) -> tuple[HeadReading, ...]:
     """Statistics of each head over the rows of all parts (chunks of a prompt, say)."""
-    rows = _joined(parts)
-    entropy_RH = rows.entropy_nats
-    return tuple(_head_reading(head, rows) for head in range(entropy_RH.shape[1]))
+    totals = HeadTotals()
+    for rows in parts:
+        totals.add(rows)
+    return totals.readings()
 
 
-def _head_reading(head: int, rows: RowReadings) -> HeadReading:
-    entropy_R, top_R = rows.entropy_nats[:, head], rows.max_score[:, head]
-    good_R = entropy_R.isfinite() & top_R.isfinite()
-    several_R = good_R & (rows.visible > 1)
-    normalized_R = entropy_R[several_R] / rows.visible[several_R].log()
+class HeadTotals:
+    """What the rows of a layer come to, taken in part by part: of a row only entropies are kept.
 
-    def mean(column_RH: torch.Tensor | None) -> float | None:
-        return None if column_RH is None else _mean(column_RH[good_R, head])
+    That is four bytes a head, which quantiles need; of all else there are sums.
+    """
 
-    with_sink = rows.entropy_with_sink_nats
-    return HeadReading(
-        head=head,
-        rows=len(entropy_R),
-        not_finite=int((~good_R).sum()),
-        entropy_nats=_spread(entropy_R[good_R]),
-        entropy_normalized=_mean(normalized_R),
-        sink_mass=mean(rows.first_mass),
-        band_mass=mean(rows.band_mass),
-        band_entropy_nats=mean(rows.band_entropy_nats),
-        effective_context=_mean(entropy_R[good_R].exp()),
-        max_score=float(top_R[good_R].max()) if good_R.any() else None,
-        entropy_with_sink_nats=None if with_sink is None else _spread(with_sink[good_R, head]),
-        learned_sink_mass=mean(rows.learned_sink_mass),
-    )
+    def __init__(self) -> None:
+        self._num_rows = 0
+        self._entropies: list[torch.Tensor] = []
+        self._with_sink: list[torch.Tensor] = []
+        self._top_H: torch.Tensor | None = None
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, torch.Tensor] = {}
 
+    def add(self, rows: RowReadings) -> None:
+        entropy_RH, top_RH = rows.entropy_nats, rows.max_score
+        good_RH = entropy_RH.isfinite() & top_RH.isfinite()
+        self._num_rows += len(entropy_RH)
+        self._entropies.append(entropy_RH.where(good_RH, math.nan))
+        if rows.entropy_with_sink_nats is not None:
+            self._with_sink.append(rows.entropy_with_sink_nats.where(good_RH, math.nan))
+        top_H = top_RH.where(good_RH, -math.inf).amax(0)
+        self._top_H = top_H if self._top_H is None else torch.maximum(self._top_H, top_H)
+        # Of one visible key the most is 0: such a row says nothing of how far it could have been.
+        most_R1 = rows.visible.log().where(rows.visible > 1, math.nan)[:, None]
+        columns = {
+            "entropy_normalized": entropy_RH / most_R1,
+            "sink_mass": rows.first_mass,
+            "band_mass": rows.band_mass,
+            "band_entropy_nats": rows.band_entropy_nats,
+            "effective_context": entropy_RH.exp(),
+            "learned_sink_mass": rows.learned_sink_mass,
+        }
+        for name, column_RH in columns.items():
+            if column_RH is not None:
+                counted_RH = good_RH & column_RH.isfinite()
+                sum_H = column_RH.where(counted_RH, 0.0).sum(0, dtype=torch.float64)
+                self._sums[name] = self._sums.get(name, 0) + sum_H
+                self._counts[name] = self._counts.get(name, 0) + counted_RH.sum(0)
 
-def _mean(values: torch.Tensor) -> float | None:
-    values = values[values.isfinite()].double()
-    return float(values.mean()) if len(values) else None
+    def readings(self) -> tuple[HeadReading, ...]:
+        """In the order of heads; none where no rows came."""
+        if self._top_H is None:
+            return ()
+        entropy_RH = torch.cat(self._entropies)
+        with_sink_RH = torch.cat(self._with_sink) if self._with_sink else None
+        means = {
+            name: [s / n if n else None for s, n in zip(sum_H.tolist(), count_H, strict=True)]
+            for name, sum_H in self._sums.items()
+            for count_H in [self._counts[name].tolist()]
+        }
+        readings = []
+        for head, top in enumerate(self._top_H.tolist()):
+            entropy_R = entropy_RH[:, head]
+            good_R = entropy_R.isfinite()
+            readings.append(
+                HeadReading(
+                    head=head,
+                    rows=self._num_rows,
+                    not_finite=int((~good_R).sum()),
+                    entropy_nats=_spread(entropy_R[good_R]),
+                    max_score=top if good_R.any() else None,
+                    entropy_with_sink_nats=(
+                        None if with_sink_RH is None else _spread(with_sink_RH[good_R, head])
+                    ),
+                    **{name: column[head] for name, column in means.items()},
+                )
+            )
+        return tuple(readings)
 
 
 def _spread(values: torch.Tensor) -> Spread | None:
     """None of no rows."""
-    mean = _mean(values)
-    if mean is None:
+    if not len(values):
         return None
-    p5, p95 = torch.quantile(values.double(), values.new_tensor([0.05, 0.95]).double()).tolist()
-    return Spread(mean, p5, p95)
+    values = values.double()
+    p5, p95 = torch.quantile(values, values.new_tensor([0.05, 0.95])).tolist()
+    return Spread(float(values.mean()), p5, p95)
