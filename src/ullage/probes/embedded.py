@@ -7,7 +7,7 @@ Holds the path that watches another, and the reading of a whole prompt. The arit
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,10 +29,12 @@ from ullage.engine.request import Request, SamplingParams
 from ullage.engine.rule import AttentionRule
 from ullage.engine.scheduling.scheduler import Plan, Work
 from ullage.errors import BadUsage
-from ullage.probes.entropy import RowReadings, attention_rows, head_readings
+from ullage.probes.entropy import HeadTotals, RowReadings, attention_rows
 from ullage.probes.readings import AttentionReading, LayerReading
 
 SOURCE = "embedded engine"
+# The engine's path unless another is asked for; where all rows are read, one pass does both.
+DEFAULT = "gathered"
 # Positions that are decoded at once from a cache that stores them small.
 _PIECE = 512
 
@@ -99,14 +101,62 @@ class ProbedAttention:
         self, layer: int, one: Sampled, window: int | None
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """The keys that any of the rows sees, read where they lie, as attention reads them."""
-        size = self._kv.block_size
-        table = one.span.tables[self._kv.layout.group_of[layer]]
-        first = first_visible(one.span, window) // size
         end = max(one.positions) + 1
-        step = max(_PIECE // size, 1)
-        for at in range(first, -(-end // size), step):
-            k_SKD = self._kv.read_keys(layer, table[at : min(at + step, -(-end // size))])
-            yield at * size, k_SKD[: end - at * size]
+        for at, blocks in _seen_blocks(self._kv, layer, one.span, window, end):
+            yield at, self._kv.read_keys(layer, blocks)[: end - at]
+
+
+class WholeAttention:
+    """An attention path that reads every row on the way, as `ProbedAttention` reads some.
+
+    Its output comes of the same pass over the keys, which takes less than SDPA and another would.
+    """
+
+    def __init__(self, kv: KVCache, take: Take, layers: Collection[int] | None = None) -> None:
+        """`layers` None: all are told of."""
+        self._kv, self._take, self._layers = kv, take, layers
+
+    def prepare(self, batch: Batch) -> AttentionStep:
+        def attend(
+            layer: int,
+            q_THD: torch.Tensor,
+            k_TKD: torch.Tensor,  # noqa: ARG001
+            v_TKD: torch.Tensor,  # noqa: ARG001
+            rule: AttentionRule,
+        ) -> torch.Tensor:
+            out_THD = torch.empty_like(q_THD)
+            for span in batch.decodes + batch.prefills:
+                rows = slice(span.first, span.first + span.count)
+                positions = range(span.start, span.context)
+                pieces = self._pieces(layer, span, rule.window)
+                found = attention_rows(q_THD[rows], pieces, torch.tensor(positions), rule)
+                assert found.output_RHD is not None
+                out_THD[rows] = found.output_RHD
+                if self._layers is None or layer in self._layers:
+                    one = Sampled(span, tuple(positions))
+                    self._take(layer, one, replace(found, output_RHD=None))
+            return out_THD
+
+        return attend
+
+    def _pieces(
+        self, layer: int, span: Span, window: int | None
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        for at, blocks in _seen_blocks(self._kv, layer, span, window, span.context):
+            k_SKD, v_SKD = self._kv.read(layer, blocks)
+            yield at, k_SKD[: span.context - at], v_SKD[: span.context - at]
+
+
+def _seen_blocks(
+    kv: KVCache, layer: int, span: Span, window: int | None, end: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Some of the blocks at a time that rows before `end` see, with the first's position."""
+    size = kv.block_size
+    table = span.tables[kv.layout.group_of[layer]]
+    last = -(-end // size)
+    step = max(_PIECE // size, 1)
+    for at in range(first_visible(span, window) // size, last, step):
+        yield at * size, table[at : min(at + step, last)]
 
 
 def spread_rows(num_tokens: int, count: int | None) -> tuple[int, ...]:
@@ -131,7 +181,7 @@ def read_prompt(
     would be served. Raises UnsupportedModel for a spec that the engine would not run exactly,
     BadUsage for a prompt that is empty or longer than the model's positions.
     """
-    options = options or EngineOptions(attention="gathered")
+    options = options or EngineOptions(attention=DEFAULT)
     found = load(model)
     spec = found.anatomy.spec
     # Without a limit of its own, as under ALiBi, a model takes what it is given.
@@ -146,7 +196,7 @@ def read_prompt(
         DTYPES[options.dtype],
     )
     wanted = set(spread_rows(len(prompt_ids), rows))
-    seen: dict[int, list[RowReadings]] = {}
+    seen: dict[int, HeadTotals] = {}
 
     def choose(batch: Batch) -> Iterator[Sampled]:
         for span in batch.decodes + batch.prefills:
@@ -154,15 +204,20 @@ def read_prompt(
             yield Sampled(span, tuple(position for position in inside if position in wanted))
 
     def take(layer: int, sampled: Sampled, readings: RowReadings) -> None:  # noqa: ARG001
-        seen.setdefault(layer, []).append(readings)
+        seen.setdefault(layer, HeadTotals()).add(readings)
 
-    _run(decoder, prompt_ids, options, choose, take, layers)
+    def path(kv: KVCache) -> AttentionPath:
+        if options.attention == DEFAULT and len(wanted) == len(prompt_ids):
+            return WholeAttention(kv, take, layers)
+        return ProbedAttention(choose_path(options.attention, kv)[1], kv, choose, take, layers)
+
+    _run(decoder, prompt_ids, options, path)
     return AttentionReading(
         str(model) if name is None else name,
         SOURCE,
         len(prompt_ids),
         len(wanted),
-        tuple(LayerReading(layer, head_readings(seen[layer])) for layer in sorted(seen)),
+        tuple(LayerReading(layer, seen[layer].readings()) for layer in sorted(seen)),
     )
 
 
@@ -184,9 +239,7 @@ def _run(
     decoder: Decoder,
     prompt_ids: tuple[int, ...],
     options: EngineOptions,
-    choose: Choose,
-    take: Take,
-    layers: Collection[int] | None,
+    path: Callable[[KVCache], AttentionPath],
 ) -> None:
     """The prompt through the decoder, in a cache that holds just this."""
     layout = kv_layout(decoder.windows, decoder.kv_shapes)
@@ -196,7 +249,7 @@ def _run(
     )
     kv = KVCache(decoder.kv_shapes, layout, num_blocks, size, options.kv_format)
     tables = Tables(BlockPool(num_blocks, size), layout.groups, chunk, caching=False)
-    path = ProbedAttention(choose_path(options.attention, kv)[1], kv, choose, take, layers)
+    attention = path(kv)
     request = Request("probe", prompt_ids, SamplingParams())
     while request.num_uncomputed > 0:
         count = min(request.num_uncomputed, chunk)
@@ -205,5 +258,5 @@ def _run(
         work = Work(
             request, request.num_computed, count, tuple(map(tuple, request.tables)), samples=True
         )
-        decoder.forward(build_batch(Plan((work,)), size), kv, path)
+        decoder.forward(build_batch(Plan((work,)), size), kv, attention)
         request.num_computed += count
