@@ -16,7 +16,7 @@ import torch
 from ullage.anatomy import load
 from ullage.errors import BadUsage, UnsupportedModel
 from ullage.probes.embedded import require_prompt, spread_rows
-from ullage.probes.entropy import RowReadings, head_readings
+from ullage.probes.entropy import HeadTotals
 from ullage.probes.readings import AttentionReading, LayerReading
 from ullage.probes.registry import Choose, attention_of, probing
 
@@ -51,14 +51,14 @@ def read_model(
         )
     ids_1T = torch.tensor([prompt_ids], device=model.device)
     wanted = spread_rows(len(prompt_ids), rows)
-    seen: dict[int, list[RowReadings]] = {}
+    seen: dict[int, HeadTotals] = {}
     last = {"logits_to_keep": 1} if _keeps_logits(model) else {}
     with torch.inference_mode():
         _require_own(model, ids_1T[:, :_OWN_TOKENS], range if rows is None else _none)
         with probing(
             model,
             lambda _: wanted,
-            lambda place, readings: seen.setdefault(place.layer, []).append(readings),
+            lambda place, readings: seen.setdefault(place.layer, HeadTotals()).add(readings),
             layers,
         ):
             model(ids_1T, use_cache=False, **last)
@@ -69,7 +69,7 @@ def read_model(
         SOURCE,
         len(prompt_ids),
         len(wanted),
-        tuple(LayerReading(layer, head_readings(seen[layer])) for layer in sorted(seen)),
+        tuple(LayerReading(layer, seen[layer].readings()) for layer in sorted(seen)),
     )
 
 
