@@ -10,15 +10,19 @@ import torch
 
 from tests.engine.driving import generate, greedy_params
 from tests.engine.families import VARIATIONS
+from tests.engine.references import smollm2_reference_dir
 from tests.probes.materialised import assert_reading, attention_weights, eager_model
+from ullage.anatomy import load
 from ullage.engine.attention import ATTENTION_PATHS
 from ullage.engine.batch import Batch
 from ullage.engine.engine import Engine
 from ullage.engine.kv_formats import KV_FORMATS
 from ullage.engine.options import EngineOptions
+from ullage.engine.text.loading import load_tokenizer
 from ullage.errors import BadUsage
 from ullage.probes.embedded import ProbedAttention, Sampled, read_prompt, spread_rows
 from ullage.probes.entropy import RowReadings
+from ullage.probes.through_transformers import read_model
 
 # One of each way of attending: groups of heads, one KV head, windows, caps, slopes, own scales,
 # learned positions, rotary pairs of two kinds, experts.
@@ -190,3 +194,17 @@ def test_numbers_that_are_not_finite_are_counted_and_in_no_figure(
     bad = layers[1].heads[1]
     assert bad.not_finite == bad.rows and bad.entropy_nats is None and bad.max_score is None
     assert [head.not_finite for head in layers[1].heads if head.head != 1] == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_real_weights_read_as_transformers_weights_both_ways(smollm2: Path) -> None:
+    """SmolLM2, whose heads range from one key to nearly all, over a text of 600 tokens."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    prompt = tuple(load_tokenizer(load(smollm2)).encode(text)[:600])
+    model = eager_model(smollm2_reference_dir(smollm2))
+    weights = attention_weights(model, prompt)
+    embedded = read_prompt(smollm2, prompt)
+    assert_reading(embedded, weights, range(600), atol=5e-4)
+    assert_reading(read_model(model, prompt), weights, range(600), atol=5e-4)
+    entropies = [head.entropy_normalized or 0.0 for _, head in embedded.heads()]
+    assert min(entropies) < 0.02 and max(entropies) > 0.9
