@@ -47,13 +47,16 @@ Directory = Callable[[str], Path]
 def test_every_head_of_a_family_reads_as_transformers_weights(
     family: str, family_dir: Directory
 ) -> None:
-    """In chunks of 32 tokens, so that keys come from the cache, and windows have passed blocks."""
+    """In chunks of 32 tokens, so that keys come from the cache, and windows have passed blocks.
+
+    All rows come from the pass that attends, some from one beside the engine's path.
+    """
     weights = attention_weights(eager_model(family_dir(family)), PROMPT)
-    reading = read_prompt(
-        family_dir(family), PROMPT, options=EngineOptions(attention="gathered", **CHUNKED)
-    )
-    assert_reading(reading, weights, range(len(PROMPT)))
-    assert (reading.tokens, reading.source) == (len(PROMPT), "embedded engine")
+    options = EngineOptions(attention="gathered", **CHUNKED)
+    for rows in (None, 23):
+        reading = read_prompt(family_dir(family), PROMPT, rows=rows, options=options)
+        assert_reading(reading, weights, spread_rows(len(PROMPT), rows))
+        assert (reading.tokens, reading.source) == (len(PROMPT), "embedded engine")
 
 
 @pytest.mark.parametrize("path", ATTENTION_PATHS)
@@ -63,7 +66,9 @@ def test_any_path_is_watched_alike(family: str, path: str, family_dir: Directory
         pytest.importorskip("numba")
     weights = attention_weights(eager_model(family_dir(family)), PROMPT)
     options = EngineOptions(attention=path, block_size=4, **CHUNKED)
-    assert_reading(read_prompt(family_dir(family), PROMPT, options=options), weights, range(70))
+    for rows in (None, 69):
+        reading = read_prompt(family_dir(family), PROMPT, rows=rows, options=options)
+        assert_reading(reading, weights, spread_rows(70, rows))
 
 
 @pytest.mark.parametrize("stored", sorted(KV_FORMATS))
