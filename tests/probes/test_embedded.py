@@ -156,6 +156,33 @@ def test_a_serving_engine_answers_alike_while_every_row_is_watched(family_dir: D
     assert num_rows == 3 * sum(len(prompt) + 6 - 1 for prompt in prompts)
 
 
+def test_steps_that_are_looked_at_are_not_left_to_the_compiled_decoder(
+    family_dir: Directory,
+) -> None:
+    """Whole decode steps run in machine code, where no path is asked: every third is watched."""
+    pytest.importorskip("numba")
+    options = EngineOptions(block_size=8, **CHUNKED)
+    engine = Engine.load(family_dir("llama"), options)
+    assert engine.compiled
+    plain = generate(engine, [PROMPT[:40]], greedy_params(12))
+    asked: list[Batch] = []
+
+    def every_third(batch: Batch) -> list[Sampled]:
+        asked.append(batch)
+        if len(asked) % 3:
+            return []
+        return [Sampled(s, (s.context - 1,)) for s in batch.decodes + batch.prefills]
+
+    engine.reset_prefix_cache()
+    taken = _probed(engine, every_third)
+    watched = generate(engine, [PROMPT[:40]], greedy_params(12))
+    assert [one.output_ids for one in watched] == [one.output_ids for one in plain]
+    # Two chunks of the prompt and eleven steps more, each asked about once.
+    assert len(asked) == 13
+    read = [(layer, one.positions[0]) for layer, one, _ in taken]
+    assert read == [(layer, last) for last in (40, 43, 46, 49) for layer in range(3)]
+
+
 def test_a_step_of_which_nothing_is_chosen_is_the_inner_paths_own(family_dir: Directory) -> None:
     """Off is zero: no call more per layer."""
     engine = Engine.load(family_dir("llama"), EngineOptions(enforce_eager=True, **CHUNKED))

@@ -54,7 +54,8 @@ Take = Callable[[int, Sampled, RowReadings], None]
 class ProbedAttention:
     """Another path, and `take(layer, sampled, readings)` for the rows that `choose` picks.
 
-    The path's output is untouched. A step of which nothing is chosen is the other path's own.
+    The path's output is untouched. A step of which nothing is chosen is the other path's own, or
+    the compiled step's; `choose` is asked once for each step.
     """
 
     def __init__(
@@ -68,10 +69,21 @@ class ProbedAttention:
         """`layers` None: all."""
         self._inner, self._kv = inner, kv
         self._choose, self._take, self._layers = choose, take, layers
+        self._chosen: tuple[Batch, list[Sampled]] | None = None
+
+    def watches(self, batch: Batch) -> bool:
+        """Whether anything of the step is read: then it must run through this path."""
+        return bool(self._sampled(batch))
+
+    def _sampled(self, batch: Batch) -> list[Sampled]:
+        if self._chosen is None or self._chosen[0] is not batch:
+            self._chosen = (batch, [one for one in self._choose(batch) if one.positions])
+        return self._chosen[1]
 
     def prepare(self, batch: Batch) -> AttentionStep:
         step = self._inner.prepare(batch)
-        sampled = [one for one in self._choose(batch) if one.positions]
+        sampled = self._sampled(batch)
+        self._chosen = None
         if not sampled:
             return step
 
