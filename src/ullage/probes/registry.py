@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import product
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ NAME = "ullage_probe"
 _NO_SCORES = frozenset(("position_ids", "cache_position", "position_embeddings"))
 # Rows whose output is compared with the attention that the model goes on with.
 _COMPARED_ROWS = 4
+# Rows that are read and attended at once: what is kept of each while that lasts is not much then.
+_FUSED_ROWS = 4096
 # Of the largest output: what rounding does to it, by the width of the mantissa.
 _TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-4,
@@ -319,8 +322,8 @@ def _fused(call: _Call, layer: int, rows_R: torch.Tensor) -> torch.Tensor:
     shape = (num_sequences, num_queries, num_heads, call.v_BKSD.shape[-1])
     out_BTHD = call.q_BHTD.new_zeros(shape)
     every_R = torch.arange(num_queries, device=out_BTHD.device)
-    for sequence in range(num_sequences):
-        for view in call.views(sequence, every_R):
+    for sequence, some_R in product(range(num_sequences), torch.split(every_R, _FUSED_ROWS)):
+        for view in call.views(sequence, some_R):
             found = call.read(sequence, view, with_values=True)
             assert found.output_RHD is not None
             out_BTHD[sequence, view.rows] = found.output_RHD.to(out_BTHD.dtype)
