@@ -463,6 +463,20 @@ def test_a_server_that_turns_otherwise_is_another_model(mark: Fingerprint) -> No
     assert compare(mark, replace(outside(mark, 0.0), rope=mark.rope)).verdict == "same_answers"
 
 
+@pytest.mark.parametrize(("flags", "code"), [([], 0), (["--precision", "bfloat16"], 1)])
+def test_a_server_that_does_not_tell_its_precision_may_be_spoken_for(
+    mark: Fingerprint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    code: int,
+) -> None:
+    saved = tmp_path / "mark.json"
+    saved.write_text(json.dumps(to_document(replace(mark, noise=NOISE))))
+    monkeypatch.setattr("ullage.probes.fingerprints.of_server", lambda *_: outside(mark, 0.1))
+    assert main(["probe", "compare", str(saved), "http://127.0.0.1:9", *flags]) == code
+
+
 def test_two_servers_are_decided_by_a_reference_only(mark: Fingerprint) -> None:
     one, other = outside(mark, 0.0), outside(mark, 0.03)
     assert compare(one, outside(mark, 0.0)).verdict == "same_answers"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lora-a", metavar="ADAPTER", help="A is this model with this adapter")
     parser.add_argument("--lora-b", metavar="ADAPTER", help="B is this model with this adapter")
+    parser.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16", "int8"),
+        help="what servers compute in that do not tell: nothing rougher is then explained",
+    )
     parser.add_argument("--api-key", metavar="KEY", help="sent to servers as a bearer token")
     parser.add_argument(
         "--weights-only", action="store_true", help="run no prompts: weights and settings alone"
@@ -81,7 +86,8 @@ def _taken(name: str, lora: str | None, args: argparse.Namespace, *, noise: bool
         require_engine()  # httpx2 comes with it
         from ullage.probes.fingerprints import of_server
 
-        return of_server(server_url(url, "A or B"), model or None, args.api_key)
+        found = of_server(server_url(url, "A or B"), model or None, args.api_key)
+        return found if found.precision else replace(found, precision=args.precision)
     if is_saved(Path(name)):
         return read(Path(name))
     require_engine()
