@@ -228,6 +228,13 @@ def test_numbers_that_are_not_finite_are_counted_and_in_no_figure(
     assert [head.not_finite for head in layers[1].heads if head.head != 1] == [0, 0, 0]
 
 
+def test_some_layers_of_a_whole_prompt_read_as_among_all(family_dir: Directory) -> None:
+    """All rows are read by the pass that attends: the other layers attend all the same."""
+    whole = read_prompt(family_dir("llama"), PROMPT)
+    some = read_prompt(family_dir("llama"), PROMPT, layers=(0, 2))
+    assert some.layers == (whole.layers[0], whole.layers[2])
+
+
 @pytest.mark.slow
 def test_real_weights_read_as_transformers_weights_both_ways(smollm2: Path) -> None:
     """SmolLM2, whose heads range from one key to nearly all, over a text of 600 tokens."""
