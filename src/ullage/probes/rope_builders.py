@@ -1,7 +1,7 @@
 """How cos and sin of a position come about: the embedded engine's way, transformers', other casts.
 
-Holds the builders, each a function of positions; what their tables are off by is `rope`'s. `torch`
-and `transformers` are imported by who calls.
+Holds the builders, each a function of positions; what their tables are off by is `rope`'s.
+transformers is imported only where it is asked.
 """
 
 from __future__ import annotations
