@@ -15,6 +15,7 @@ ACTIONS: Mapping[str, str] = {
     "attention": "measure how each head attends: entropy, sinks, reach, scores",
     "rope": "hold rotary tables, as engines build them, against exact ones",
     "fingerprint": "sum up weights, angles and answers of a model, to compare with later",
+    "numerics": "find the module that makes NaN, or is off; compare two machines",
     "compare": "say whether two models, servers or fingerprints are the same model",
 }
 
