@@ -6,6 +6,7 @@ Holds the inputs that tell and what is solved from the outputs. Bounds of output
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ _LARGE = 64.0
 def norms_of(model: Any) -> tuple[NormReading, ...]:
     """Of every norm of the model that takes a row alone; nothing of the model is changed."""
     found = []
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of variances of one row: told in `one_row`
         for path, module in model.named_modules():
             place = place_of(path, module)
             width = _width(module)
@@ -63,16 +65,21 @@ def _reading(place: Place, module: Any, width: int) -> NormReading:
     rows_RW = rows_RW.to(device=device, dtype=dtype)
     with operators:
         module(rows_RW)
-    executed = _eps(module, signs_1W.to(device), dtype, configured)
+    signs_1W = signs_1W.to(device)
+    divisor = _divisor(module, signs_1W, dtype)
+    amplitude = _amplitude(dtype, configured)
+    executed = _eps(module, signs_1W, dtype, amplitude)
+    if executed is not None and divisor == "n-1":
+        executed *= width / (width - 1)  # the variance of the signs is that much larger
     return NormReading(
         place,
         configured,
         executed,
-        _divisor(module, signs_1W.to(device), dtype),
+        divisor,
         operators.reduces_in,
         tuple(operators.names),
         _one_row(module, rows_RW),
-        configured is None or _fits(configured, executed),
+        configured is None or amplitude == 0.0 or _fits(configured, executed),
     )
 
 
@@ -89,17 +96,18 @@ def _scale(module: Any, amplitude: float, signs_1W: torch.Tensor, dtype: torch.d
     return (moved * signs_1W)[signs_1W != 0]
 
 
-def _eps(
-    module: Any, signs_1W: torch.Tensor, dtype: torch.dtype, configured: float | None
-) -> float | None:
+def _amplitude(dtype: torch.dtype, configured: float | None) -> float:
+    """√ε as it really enters; 0 where the dtype has nothing so small, and cannot show it."""
+    return float(torch.tensor(math.sqrt(configured) if configured else 1e-3, dtype=dtype).double())
+
+
+def _eps(module: Any, signs_1W: torch.Tensor, dtype: torch.dtype, amplitude: float) -> float | None:
     """From y(a)/y(∞) = a/√(a² + ε), at an amplitude near √ε, where it shows most.
 
     The variance of the signs is that of the channels that have one.
     """
     share = float((signs_1W != 0).double().mean())
     full = _scale(module, _LARGE, signs_1W, dtype)
-    amplitude = math.sqrt(configured) if configured else 1e-3
-    amplitude = float(torch.tensor(amplitude, dtype=dtype).double())  # as it really enters
     if amplitude == 0.0:
         return None
     small = _scale(module, amplitude, signs_1W, dtype)
