@@ -202,6 +202,19 @@ def test_sound_models_stay_below_half_of_the_bound(family: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", list(REFERENCES), ids=str)
+@pytest.mark.parametrize("family", ["opt", "flex-olmo", "olmo-clip", "falcon-7b", "persimmon"])
+def test_sound_models_that_cut_off_choose_or_write_in_place_are_sound(
+    family: str, dtype: torch.dtype
+) -> None:
+    """ReLU, experts and clamps turn with rounding; falcon and olmo change results in place."""
+    model = loaded(family, dtype)
+    found = departures(model, reference(family, dtype), IDS, backward=True)
+    assert not found.departures
+    assert not found.not_judged
+    assert not trace(model, IDS, backward=dtype != torch.float16).faults
+
+
+@pytest.mark.parametrize("dtype", list(REFERENCES), ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_module_that_is_off_is_charged_alone(family: str, dtype: torch.dtype) -> None:
     """Ten per cent too much, whatever the module: those after it get the reference's inputs."""

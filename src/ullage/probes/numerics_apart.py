@@ -28,8 +28,8 @@ SLACK = 4.0
 """A module may be off by this many times what rounding explains: its own, half a step for each of
 OWN_ROUNDINGS in every module in it (as the root of how many), and that of its inputs and weights.
 The latter is measured, as what the reference's output moves when its inputs are rounded; weights
-are rounded alike. Sound models of the families in tests/probes/test_numerics.py stay below half of
-the bound."""
+are rounded alike. Sound random models of 66 kinds (tests/engine/families.py) stay below 0.6 of the
+bound, most below 0.4."""
 OWN_ROUNDINGS: Mapping[torch.dtype, float] = {
     torch.bfloat16: 2.0,
     torch.float16: 2.0,
@@ -112,7 +112,9 @@ class _Sides:
         expected = module(*widened[0], **widened[1])
         found = twin(*rounded[0], **rounded[1])
         self._charge("forward", place, module, output, found, expected)
-        if self.backward and place.kind != "rope":
+        # A whole layer's own work is two additions, and behind them rounding turns many a ReLU
+        # or router the other way: its gradient tells less than those of the modules within it.
+        if self.backward and place.kind not in ("rope", "layer"):
             with torch.enable_grad():
                 left = [
                     _gradients(one, *inputs)

@@ -120,7 +120,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, told: Any, call: _BackwardCall) -> torch.Tensor:
         ctx.told, ctx.call = told, call
-        return given.view_as(given)
+        return given.clone()  # a view could not be changed in place by what comes next
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -202,15 +202,15 @@ class _Watch:
         keyword arguments, by which attention is called."""
         call = _BackwardCall(module)
         self.backward_calls.setdefault(module, []).append(call)
-        gated = _gated((args, kwargs), lambda one: _gate(one, self._left, call))
-        call.has_inputs = any(
-            one.requires_grad for one in tensors_in((args, kwargs)) if one.is_floating_point()
-        )
-        return gated  # type: ignore[no-any-return]
+        call.has_inputs = any(one.requires_grad for one in tensors_in((args, kwargs)))
+        with self._unseen():
+            gated: tuple[Any, Any] = _gated((args, kwargs), lambda x: _gate(x, self._left, call))
+        return gated
 
     def _gate_out(self, module: Any, args: Any, output: Any) -> Any:  # noqa: ARG002
         call = self.backward_calls[module][-1]
-        return _gated(output, lambda one: _gate(one, self._entered, call))
+        with self._unseen():
+            return _gated(output, lambda one: _gate(one, self._entered, call))
 
     def _entered(self, call: _BackwardCall, gradient: torch.Tensor) -> None:
         with self._unseen():
