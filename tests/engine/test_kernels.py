@@ -27,7 +27,9 @@ if not available():
 
 from ullage.engine.kernels import elementwise, matmul
 from ullage.engine.kernels.compiling import cache_dirs, compiled, note
+from ullage.engine.kernels.entropy import highest
 from ullage.engine.kernels.llvm import CACHE_LINE, asks_of_round
+from ullage.engine.kernels.outer import COLUMNS, ROWS, multiply
 from ullage.engine.kernels.storing import store
 from ullage.engine.kernels.team import Team, enter, finish, leave, take, wait
 
@@ -374,3 +376,36 @@ def test_a_forked_process_works_on_without_the_threads_that_it_lost() -> None:
     leave(team._counters)
     team._busy.release()
     assert os.waitpid(child, 0)[1] == 0
+
+
+# --- sums of outer products ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adds", [0, 1])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS + 7])
+@pytest.mark.parametrize(("depth", "width"), [(1, 1), (7, COLUMNS), (64, COLUMNS + 1), (129, 200)])
+def test_a_small_product_is_numpys(rows: int, depth: int, width: int, adds: int) -> None:
+    """Rows may be wider than what is multiplied; what lies behind and below is not touched."""
+    draw = np.random.default_rng(rows + depth)
+    room = -(-width // COLUMNS) * COLUMNS
+    a = draw.standard_normal((rows, depth + 3)).astype(np.float32)
+    b = draw.standard_normal((depth, room + 5)).astype(np.float32)
+    out = draw.standard_normal((rows + 1, room + 2)).astype(np.float32)
+    before = out.copy()
+    multiply(
+        a.ctypes.data, depth + 3, b.ctypes.data, room + 5, rows, depth, width, out.ctypes.data,
+        room + 2, adds,
+    )  # fmt: skip
+    wanted = a[:, :depth].astype(np.float64) @ b[:, :width] + adds * before[:rows, :width]
+    np.testing.assert_allclose(out[:rows, :width], wanted, atol=1e-4)
+    assert (out[rows] == before[rows]).all() and (out[:, room:] == before[:, room:]).all()
+
+
+@pytest.mark.parametrize("place", [0, 5, 31, 32, 99])
+def test_the_highest_of_many_is_found_and_nan_is_never_passed_over(place: int) -> None:
+    values = np.linspace(-9, -5, 100).astype(np.float32)
+    values[place] = 7
+    assert highest(values) == 7
+    values[place] = np.nan
+    assert np.isnan(highest(values))
+    assert highest(values[:0]) == -np.inf

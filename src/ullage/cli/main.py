@@ -24,6 +24,7 @@ VERBS = {
     "checkup": "audit, size, run and measure a model; write report.json and report.html",
     "serve": "serve a model on the embedded engine, OpenAI-compatible",
     "watch": "live engines: how full their KV cache is, what is wrong with them, and why",
+    "probe": "look inside a model that runs: attention, positions, fingerprints",
     "lab": "measure what a serving mechanism buys: one experiment each, or all on one page",
     "adapter": "check, repair and compare LoRA adapters against what an engine serves",
     "explain": "what a rule says, why it matters and how to fix what it found",

@@ -109,22 +109,36 @@ class KVCache:
             (self.keys[layer], self.key_scales[layer], k_NBKD),
             (self.values[layer], self.value_scales[layer], v_NBKD),
         ):
-            if self.format.is_exact:
-                torch.index_select(numbers, 0, blocks, out=out)
-                continue
-            those = scales.index_select(0, blocks) if self.format.scale_bytes else None
-            decode(numbers.index_select(0, blocks), those, self.format, out)
+            self._gather_one(numbers, scales, blocks, out)
+
+    def _gather_one(
+        self, numbers: torch.Tensor, scales: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        if self.format.is_exact:
+            torch.index_select(numbers, 0, blocks, out=out)
+            return
+        those = scales.index_select(0, blocks) if self.format.scale_bytes else None
+        decode(numbers.index_select(0, blocks), those, self.format, out)
 
     def read(
         self, layer: int, blocks: torch.Tensor | Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 keys and values of `blocks` side by side: [positions, kv_heads, head_dim]."""
         index = torch.as_tensor(blocks, dtype=torch.int64)
-        shape = self.shapes[layer]
-        size = (len(index), self.block_size, shape.num_kv_heads, shape.head_dim)
-        k_NBKD, v_NBKD = torch.empty(size), torch.empty(size)
+        k_NBKD, v_NBKD = self._room(layer, index), self._room(layer, index)
         self.gather(layer, index, k_NBKD, v_NBKD)
         return k_NBKD.flatten(0, 1), v_NBKD.flatten(0, 1)
+
+    def read_keys(self, layer: int, blocks: torch.Tensor | Sequence[int]) -> torch.Tensor:
+        """As `read`, the keys alone."""
+        index = torch.as_tensor(blocks, dtype=torch.int64)
+        k_NBKD = self._room(layer, index)
+        self._gather_one(self.keys[layer], self.key_scales[layer], index, k_NBKD)
+        return k_NBKD.flatten(0, 1)
+
+    def _room(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        shape = self.shapes[layer]
+        return torch.empty((len(index), self.block_size, shape.num_kv_heads, shape.head_dim))
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero `blocks` in every layer (after a request whose numbers were not finite)."""

@@ -49,12 +49,16 @@ class RotaryTables:
 
 
 def rotary_tables(angles: Angles, num_positions: int) -> RotaryTables:
-    """Tables of positions 0 … num_positions−1.
+    """Tables of positions 0 … num_positions−1."""
+    return rotary_rows(angles, np.arange(num_positions, dtype=np.float64))
+
+
+def rotary_rows(angles: Angles, positions_N: NDArray[np.float64]) -> RotaryTables:
+    """Tables of these positions alone.
 
     Products are formed in float64: at position 100,000 a float32 one is already wrong by several
     thousandths of a radian.
     """
-    positions_N = np.arange(num_positions, dtype=np.float64)
     angles_NP = positions_N[:, None] * angles.frequencies[None, :]
 
     def spread(x_NP: NDArray[np.float64]) -> torch.Tensor:

@@ -265,7 +265,8 @@ def _llama3(rope: Rope, _: Reach) -> tuple[Frequencies, float]:
     low, high = _number(numbers, "low_freq_factor"), _number(numbers, "high_freq_factor")
     plain = _powers(rope.theta, rope.rotary_dim)
     turns = _original(rope) * plain / (2 * math.pi)
-    ramp = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    # Llama-4-Scout's factors are equal: a step.
+    ramp = np.clip((turns - low) / max(high - low, 1e-9), 0.0, 1.0)
     return (1 - ramp) * plain / rope.factor + ramp * plain, 1.0
 
 
