@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from ullage.engine.kernels.compiling import available
-from ullage.engine.linear import FloatLinear, Int8Linear, Linear, int8
-from ullage.engine.linear.floats import HAS_ONE_DNN
-from ullage.engine.linear.int8 import WIDEN_FROM_ROWS, FbgemmLinear, quantized
+from ullage.engine.linear import FloatLinear, Int8Linear, Linear
+from ullage.engine.linear.int8 import FbgemmLinear, quantized
 
 KERNELS = pytest.mark.skipif(not available(), reason="numba is not installed")
 EVERY_INT8 = [pytest.param(Int8Linear, marks=KERNELS), FbgemmLinear]
@@ -39,9 +38,7 @@ def test_int8_is_within_a_few_percent_of_float(make: Make, with_bias: bool) -> N
     bias = torch.randn(96) if with_bias else None
     exact = FloatLinear(weight, bias)(x)
     close = make(weight, bias)(x)
-    doubled = None if bias is None else bias.double()
-    in_double = torch.nn.functional.linear(x.double(), weight.double(), doubled)
-    assert torch.allclose(exact.double(), in_double, rtol=1e-5, atol=1e-5)
+    assert torch.equal(exact, torch.nn.functional.linear(x, weight, bias))
     error = (close - exact).norm() / exact.norm()
     assert 0 < error < 0.03
 
@@ -70,26 +67,6 @@ def test_the_kernels_give_the_exact_sum_of_whole_numbers(rows: int, size: int) -
     step = float(x.abs().max() * weight.abs().max() / 127)
     assert np.abs(y - expected).max() <= 2 * step
     assert np.mean(np.abs(y - expected) <= np.abs(expected) * 1e-5 + 1e-4) > 0.9
-
-
-@KERNELS
-@pytest.mark.skipif(not HAS_ONE_DNN, reason="this torch has no oneDNN")
-@pytest.mark.parametrize("size", [32, 80, 576])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_many_rows_are_multiplied_as_they_are(
-    size: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the weights are rounded, also where they are taken in parts."""
-    generator = torch.Generator().manual_seed(size)
-    weight = torch.randn(70, size, generator=generator)
-    bias = torch.randn(70, generator=generator) if with_bias else None
-    x = torch.randn(WIDEN_FROM_ROWS, size, generator=generator)
-    linear = Int8Linear(weight, bias)
-    expected = torch.from_numpy(x.double().numpy() @ rounded(weight.double().numpy()).T)
-    expected += 0.0 if bias is None else bias.double()
-    for elements in (1 << 22, 8 * size + 5, 1):
-        monkeypatch.setattr(int8, "_ELEMENTS_AT_A_TIME", elements)
-        assert torch.allclose(linear(x).double(), expected, rtol=1e-5, atol=1e-4)
 
 
 @KERNELS

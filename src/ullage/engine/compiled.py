@@ -6,7 +6,6 @@ gives the same but for rounding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -18,8 +17,6 @@ from ullage.engine.batch import Batch, Span
 from ullage.engine.kernels.compiling import aligned, available
 from ullage.engine.kv import KVCache, KVShape
 from ullage.engine.linear import FloatLinear, Int8Linear, Linear
-from ullage.engine.linear.floats import HAS_ONE_DNN
-from ullage.engine.linear.int8 import WIDEN_FROM_ROWS
 from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.layer import Dense, Layer
 from ullage.engine.model.norms import Norm
@@ -31,13 +28,11 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
-# From how many rows on a prompt's chunk is done sooner by torch where that has oneDNN's products
-# (`linear.floats`), and otherwise up to which context it is done sooner here: the longer it is, the
-# more of it is attention, where SDPA's matrix products win. Decodes are always done sooner here.
-# SmolLM2-135M, seconds here and by oneDNN: int8 128 rows 0.13 and 0.15, 256 rows 0.27 and 0.24, 512
-# rows 0.60 and 0.47; float32 32 rows 0.05 and 0.05, 128 rows 0.15 and 0.10, 512 rows 0.66 and 0.40.
-_INT8_ROWS_OF_ONE_DNN = WIDEN_FROM_ROWS
-_FLOAT_ROWS_OF_ONE_DNN = 32
+# Up to which context prompts are done sooner here than by torch: the longer it is, the more of it
+# is attention, where SDPA's matrix products win. SmolLM2-135M, one busy machine: in int8, 512 rows
+# took 1.09 s here and 1.55 s in torch; in float32, 128 rows 0.49 s of one processor here and 0.54 s
+# in torch, 256 rows 1.18 s and 1.37 s, 512 rows the same time, 128 rows at 1,024 0.84 s and 0.73 s.
+# Decodes in the same step are always done sooner here.
 _LONGEST_INT8_PREFILL = 1024
 _LONGEST_FLOAT_PREFILL = 256
 # Ways of attention that somebody asks for by name to see just that.
@@ -168,8 +163,6 @@ class CompiledDecoder:
         self._extra = EXTRA
         holds_int8 = isinstance(decoder.head, Int8Linear)
         self._longest_prefill = _LONGEST_INT8_PREFILL if holds_int8 else _LONGEST_FLOAT_PREFILL
-        rows_of_one_dnn = _INT8_ROWS_OF_ONE_DNN if holds_int8 else _FLOAT_ROWS_OF_ONE_DNN
-        self._most_rows = rows_of_one_dnn - 1 if HAS_ONE_DNN else math.inf
         self._least_gathered = paged.LEAST_GATHERED
         self._decoder = decoder
         self.spec = decoder.spec
@@ -227,9 +220,7 @@ class CompiledDecoder:
 
     def _suits(self, span: Span) -> bool:
         """Whether a prefill chunk is done sooner here than by torch's products."""
-        return span.count < self._least_gathered or (
-            span.count <= self._most_rows and span.context <= self._longest_prefill
-        )
+        return span.count < self._least_gathered or span.context <= self._longest_prefill
 
     def _run(self, batch: Batch, rows: int, x_TE: torch.Tensor, logits_SV: torch.Tensor) -> None:
         assert self._decoder.final_norm is not None

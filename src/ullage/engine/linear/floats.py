@@ -12,23 +12,6 @@ import torch.nn.functional as F
 _WIDEN_FROM_ROWS = 4
 
 
-# oneDNN's product, which torch.compile's CPU code calls too. F.linear goes to MKL, which leaves
-# AVX-512 alone on AMD: 512 rows of SmolLM2-135M take it about twice as long.
-_one_dnn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-HAS_ONE_DNN = _one_dnn is not None
-_ONE_DNN_FROM_ROWS = 2
-
-
-def product(
-    x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
-) -> torch.Tensor:
-    """x·Wᵀ + b in float32, through oneDNN where torch has it."""
-    if _one_dnn is None or x_TI.shape[0] < _ONE_DNN_FROM_ROWS:
-        return F.linear(x_TI, weight_OI, bias_O)
-    y_TO: torch.Tensor = _one_dnn(x_TI, weight_OI, bias_O, "none", [], "")
-    return y_TO
-
-
 class FloatLinear:
     """The weight as it is, [out, in]; a bias is kept in float32, as the kernels add it."""
 
@@ -43,12 +26,12 @@ class FloatLinear:
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         dtype = self.weight_OI.dtype
         if dtype == torch.float32:
-            return product(x_TI, self.weight_OI, self.bias_O)
+            return F.linear(x_TI, self.weight_OI, self.bias_O)
         if x_TI.shape[0] < _WIDEN_FROM_ROWS:
             return F.linear(
                 x_TI, self.weight_OI, None if self.bias_O is None else self.bias_O.to(dtype)
             )
-        return product(x_TI.float(), widened(self.weight_OI), self.bias_O).to(x_TI.dtype)
+        return F.linear(x_TI.float(), _widened(self.weight_OI), self.bias_O).to(x_TI.dtype)
 
 
 class _Workspace(threading.local):
@@ -60,8 +43,8 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
-def widened(weight_OI: torch.Tensor) -> torch.Tensor:
-    """As float32, in memory that the next call overwrites: fresh pages cost more than the copy."""
+def _widened(weight_OI: torch.Tensor) -> torch.Tensor:
+    """float32 in memory that the next call overwrites: fresh pages cost more than the copy."""
     if _workspace.held.numel() < weight_OI.numel():
         _workspace.held = torch.empty(weight_OI.numel())
     return _workspace.held[: weight_OI.numel()].view(weight_OI.shape).copy_(weight_OI)

@@ -1,7 +1,7 @@
 """Int8 weights, one scale per output channel; activations quantised per row as they come.
 
 Two ways to the product: kernels of our own, which hold the weights once and as they are, and
-FBGEMM where numba is missing. Of many rows the weights are widened, and the product is oneDNN's.
+FBGEMM where numba is missing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ import warnings
 import torch
 
 from ullage.engine.kernels.compiling import available
-from ullage.engine.linear.floats import HAS_ONE_DNN, product, widened
 from ullage.engine.linear.protocol import Linear
 
 _WIDTH_MULTIPLE = 32
 # Of a large matrix (a vocabulary's) only a part is held a second time in float32.
 _ELEMENTS_AT_A_TIME = 1 << 22
-# Widening costs as much as some rows of the product; from here on it is sooner done.
-WIDEN_FROM_ROWS = 192
 
 
 def quantized(weight_OI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,8 +55,6 @@ class Int8Linear:
         return held if self.bias_O is None else (*held, self.bias_O)
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        if HAS_ONE_DNN and x_TI.shape[0] >= WIDEN_FROM_ROWS:
-            return self._widened_product(x_TI)
         from ullage.engine.kernels.product import int8_product
 
         x_TI = x_TI.contiguous()
@@ -72,18 +67,6 @@ class Int8Linear:
             y_TO.numpy(),
         )
         return y_TO
-
-    def _widened_product(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """The activations as they are, the weights in float32, a part at a time."""
-        num_outputs = self.weight_OI.shape[0]
-        step = max(1, _ELEMENTS_AT_A_TIME // self.weight_OI.shape[1])
-        parts = [
-            product(x_TI, widened(self.weight_OI[first : first + step, : self.in_features]))
-            for first in range(0, num_outputs, step)
-        ]
-        y_TO = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        y_TO *= self.scales_O
-        return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
 
 
 class FbgemmLinear:
