@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import openai
 import pytest
 
 from tests.serving.clients import eventually, metrics
+from ullage.engine.engine import Engine, StepReport
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage
 from ullage.serving.app import ServerHandle, start_server
@@ -21,8 +23,21 @@ KEY = "secret"
 LONG = {"prompt": "hello" * 4, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
+STEP_S = 0.003
+"""What a step takes at least, so that long requests outlast what is asked of them meanwhile."""
+
+
 @pytest.fixture
-def server(model_dir: Path, options: EngineOptions) -> Iterator[ServerHandle]:
+def server(
+    model_dir: Path, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServerHandle]:
+    quick = Engine.step
+
+    def slowed(engine: Engine) -> StepReport:
+        time.sleep(STEP_S)
+        return quick(engine)
+
+    monkeypatch.setattr(Engine, "step", slowed)
     handle = start_server(
         model_dir, options, served_model_name="tiny", api_key=KEY, enable_control_routes=True
     )

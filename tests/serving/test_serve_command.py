@@ -101,7 +101,7 @@ def in_flight(http: httpx.Client) -> float:
 
 @pytest.mark.parametrize("how", ["timeout", pytest.param("second signal", marks=pytest.mark.slow)])
 def test_what_outlasts_the_shutdown_is_cut_with_a_sentence(model_dir: Path, how: str) -> None:
-    flags = ("--shutdown-timeout", "0.2") if how == "timeout" else ()
+    flags = ("--shutdown-timeout", "0.01") if how == "timeout" else ()
     with serve(str(model_dir), "--port", "0", *FLAGS, *flags) as process:
         url = ready_url(process)
         body = {"prompt": "hi", "max_tokens": 500, "n": 4, "ignore_eos": True}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -289,3 +292,24 @@ def test_off_loopback_needs_a_key(model_dir: Path, options: EngineOptions) -> No
 def test_a_port_that_is_taken_is_a_sentence(model_dir: Path, server: ServerHandle) -> None:
     with pytest.raises(BadUsage, match="cannot listen"):
         start_server(model_dir, port=int(server.url.rpartition(":")[2]))
+
+
+def test_clients_that_break_off_leave_nothing_on_stderr(
+    server: ServerHandle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each resets its connection while tokens come: what is written then goes nowhere, silently."""
+    host, port = server.url.removeprefix("http://").split(":")
+    wish = {"prompt": "hi", "n": 8, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = json.dumps(wish)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
+
+    def break_off(_: int) -> None:
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(f"{head}\r\n{body}".encode())
+            assert client.recv(16).startswith(b"HTTP/1.1 ")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(break_off, range(40)))
+    eventually(lambda: server.engine.pool.num_used == 0)
+    assert caplog.text == ""

@@ -6,6 +6,7 @@ look like `answers`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ullage.engine.engine import Output, RequestRefused
 from ullage.engine.sampler import TokenLogprobs
@@ -197,7 +198,13 @@ class _EventStream(StreamingResponse):
         self._ticket = ticket
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            await send(message)
+            # Tokens that wait in a row would be written on and on to a client that has gone, before
+            # the event loop is heard: of the fifth such write asyncio complains on stderr.
+            await asyncio.sleep(0)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, sent)
         finally:
             self._loop.close(self._ticket)
