@@ -10,11 +10,11 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugin_server import (
     BYTES_PER_BLOCK,
-    DEV,
     ON,
     Server,
     eventually,
@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     python = Path(home).expanduser() / "bin" / "python"
     model = save_model(tmp_path_factory.mktemp("plugin") / "model")
     flags = ("--num-gpu-blocks-override", "65", "--max-num-seqs", "8")
-    with spawned(python, model, flags, {**ON, **DEV}) as started:
+    with spawned(python, model, flags, ON) as started:
         yield started
 
 
@@ -46,20 +46,26 @@ def test_every_route_and_metric(server: Server) -> None:
     assert server.kv()["total_bytes"] == 64 * BYTES_PER_BLOCK
     streams = [server.stream(prompt_of(number, 20), 1500) for number in range(10)]
     eventually(lambda: server.metrics()["vllm:num_preemptions_total"] >= 3)
-    server.pause()
-    held = server.kv()
-    answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
-    server.resume()
-    report = answer.raise_for_status().json()
-    assert report["freed_bytes"] == report["promised_bytes"] > 0, (report, held)
+    reports: list[dict[str, Any]] = []
+
+    def frees() -> bool:
+        """What a step in flight still writes is freed after it, and is not promised; who was chosen
+        may be preempted before he is ended."""
+        answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
+        reports.append(answer.raise_for_status().json())
+        return reports[-1]["freed_bytes"] > 0
+
+    eventually(frees)
+    assert all(one["freed_bytes"] == one["promised_bytes"] for one in reports), reports
+    num_ended = sum(len(one["request_ids"]) for one in reports)
     answer = server.http.post("/ullage/drain")
     assert answer.status_code == 202
     assert server.ask([5], 1).status_code == 503
     for stream in streams:
         stream.wait()
     ends = [stream.reason for stream in streams]
-    assert ends.count("abort") == len(report["request_ids"])
-    assert ends.count("length") == 10 - len(report["request_ids"])
+    assert ends.count("abort") == num_ended
+    assert ends.count("length") == 10 - num_ended
     assert all(stream.tokens == 1500 for stream in streams if stream.reason == "length")
     metrics = eventually(
         lambda: (now := server.metrics())["ullage_kv_cache_used_bytes"] == 0 and now
