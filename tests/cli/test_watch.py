@@ -242,9 +242,13 @@ def test_what_is_wrong_is_one_sentence(arguments, said, capsys, tmp_path, monkey
 
 def started(*arguments: str, **more) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ullage", "watch", "--interval", "0.2", *arguments]
-    return subprocess.Popen(
-        command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # Under nohup this would be inherited, and respected.
+    heard = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        return subprocess.Popen(command, **{**pipes, **more})
+    finally:
+        signal.signal(signal.SIGHUP, heard)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
-from ullage.engine.engine import Engine
+from ullage.engine.engine import Engine, StepReport
 from ullage.engine.request import Request, SamplingParams
 
 MAX_STEPS = 100_000
+STEP_S = 0.003
+
+
+def slow_steps(patch: pytest.MonkeyPatch) -> None:
+    """Give every step a length, so that on any machine who is asked about runs still."""
+    quick = Engine.step
+
+    def slowed(engine: Engine) -> StepReport:
+        time.sleep(STEP_S)
+        return quick(engine)
+
+    patch.setattr(Engine, "step", slowed)
 
 
 def finish(engine: Engine) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +12,8 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from tests.engine.driving import slow_steps
 from tests.serving.clients import eventually, metrics
-from ullage.engine.engine import Engine, StepReport
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage
 from ullage.serving.app import ServerHandle, start_server
@@ -23,21 +22,11 @@ KEY = "secret"
 LONG = {"prompt": "hello" * 4, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
-STEP_S = 0.003
-"""What a step takes at least, so that long requests outlast what is asked of them meanwhile."""
-
-
 @pytest.fixture
 def server(
     model_dir: Path, options: EngineOptions, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ServerHandle]:
-    quick = Engine.step
-
-    def slowed(engine: Engine) -> StepReport:
-        time.sleep(STEP_S)
-        return quick(engine)
-
-    monkeypatch.setattr(Engine, "step", slowed)
+    slow_steps(monkeypatch)
     handle = start_server(
         model_dir, options, served_model_name="tiny", api_key=KEY, enable_control_routes=True
     )

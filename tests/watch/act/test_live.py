@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.engine.driving import slow_steps
 from tests.engine.families import write_model
 from ullage.engine.options import EngineOptions
 from ullage.serving.app import ServerHandle, start_server
@@ -35,7 +36,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(model_dir: Path) -> Iterator[ServerHandle]:
+def server(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerHandle]:
+    slow_steps(monkeypatch)
     options = EngineOptions(kv_cache_memory_bytes=1 << 22, max_num_seqs=4)
     handle = start_server(model_dir, options, api_key=KEY, enable_control_routes=True)
     yield handle
