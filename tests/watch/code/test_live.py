@@ -72,7 +72,9 @@ def test_health_is_silent(live: Live) -> None:
         for _ in range(8):
             body = {"prompt": "a few words", "max_tokens": 16}
             assert http.post("/v1/completions", json=body).status_code == 200
-    recorded = live.prom.query("ullage:generation_tokens:rate10s")
+    rates = "ullage:generation_tokens:rate10s"
+    live.prom.until(lambda: bool(live.prom.query(rates)), 60.0, "two scrapes, and a rate of them")
+    recorded = live.prom.query(rates)
     assert [row["metric"]["ullage_engine"] for row in recorded] == ["ullage"]
     assert live.firing() == set()
 
