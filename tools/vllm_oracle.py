@@ -63,6 +63,7 @@ def prepare() -> None:
     process is free. Files of multimodal models import torchvision for images, which has no CPU
     wheel that matches; no image is ever processed here, so empty modules stand in for it.
     """
+    import torch
     import transformers.utils
     import vllm.v1.engine.llm_engine  # noqa: F401 (imported once, for all children)
     from vllm.model_executor.models import registry
@@ -72,6 +73,9 @@ def prepare() -> None:
     # Without AVX-512 vLLM refuses 8-bit caches for want of a kernel; their sizes are the same.
     find_kernel = cpu_attn._get_attn_isa
     cpu_attn._get_attn_isa = lambda *given, **named: _any_kernel(find_kernel, given, named)
+    # Where the processor multiplies bfloat16, vLLM's kernel for gated delta nets keeps their states
+    # in float32 (vllm/platforms/cpu.py); asked is what any other platform keeps.
+    torch.cpu._is_avx512_bf16_supported = lambda: False
     if not transformers.utils.is_torchvision_available():
         sys.meta_path.append(AbsentTorchvision())
 
