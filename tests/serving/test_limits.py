@@ -10,6 +10,7 @@ from dataclasses import replace
 import httpx2 as httpx
 import pytest
 
+from tests.engine.driving import slow_steps
 from tests.serving.clients import answer_of, connect, eventually, metrics, raw_post
 from ullage.serving import app, http
 from ullage.serving.app import ServerHandle
@@ -206,8 +207,13 @@ def test_a_wrong_verb_names_the_right_one(client: httpx.Client) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_blocks_at_once(
-    server: ServerHandle, client: httpx.Client, stream: bool, n: int
+    server: ServerHandle,
+    client: httpx.Client,
+    stream: bool,
+    n: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    slow_steps(monkeypatch)
     before = metrics(client)
     with connect(server.url) as connection:
         connection.sendall(raw_post("/v1/completions", {**LONG, "stream": stream, "n": n}))
