@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ullage.adapters.base import base_tree
 from ullage.adapters.check import check
@@ -22,6 +21,7 @@ from ullage.adapters.verdict import Judgement, ServeOptions
 from ullage.anatomy import load
 from ullage.anatomy.adapters.read import read_adapter
 from ullage.anatomy.spec import Anatomy, ModelSpec
+from ullage.cli.actions import add_actions
 from ullage.cli.flags import located, positive_integer
 from ullage.errors import BadUsage
 
@@ -35,25 +35,14 @@ ACTIONS: Mapping[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `ullage adapter` and their flags."""
-    kind: type[argparse.ArgumentParser] = type(parser)
+    add_actions(parser, ACTIONS, _add_flags)
 
-    class Late(kind):  # type: ignore[valid-type, misc]
-        """The parser of one action, which gets its flags once it is chosen: the others' modules
-        are not imported then."""
 
-        def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-            name = self.prog.rpartition(" ")[2]
-            if name == "check":
-                add_check_arguments(self)
-            else:
-                import_module(f"ullage.cli.adapter_{name.replace('-', '_')}").add_arguments(self)
-            return super().parse_known_args(args, namespace)
-
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Late
-    )
-    for name, summary in ACTIONS.items():
-        actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+def _add_flags(name: str, parser: argparse.ArgumentParser) -> None:
+    if name == "check":
+        add_check_arguments(parser)
+    else:
+        import_module(f"ullage.cli.adapter_{name.replace('-', '_')}").add_arguments(parser)
 
 
 def add_adapter_and_base(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+
+from ullage.cli.actions import add_actions
 
 ACTIONS: Mapping[str, str] = {
     "attention": "measure how each head attends: entropy, sinks, reach, scores",
@@ -22,24 +23,13 @@ ACTIONS: Mapping[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `ullage probe` and their flags."""
-    kind: type[argparse.ArgumentParser] = type(parser)
+    add_actions(parser, ACTIONS, _add_flags)
 
-    class Late(kind):  # type: ignore[valid-type, misc]
-        """The parser of one action, which gets its flags once it is chosen: the others' modules
-        are not imported then."""
 
-        def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-            name = self.prog.rpartition(" ")[2]
-            module = import_module(f"ullage.cli.probe_{name.replace('-', '_')}")
-            module.add_arguments(self)
-            self.set_defaults(do=module.run)
-            return super().parse_known_args(args, namespace)
-
-    actions = parser.add_subparsers(
-        dest="action", metavar="ACTION", required=True, parser_class=Late
-    )
-    for name, summary in ACTIONS.items():
-        actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+def _add_flags(name: str, parser: argparse.ArgumentParser) -> None:
+    module = import_module(f"ullage.cli.probe_{name.replace('-', '_')}")
+    module.add_arguments(parser)
+    parser.set_defaults(do=module.run)
 
 
 def run(args: argparse.Namespace) -> int:

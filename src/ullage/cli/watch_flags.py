@@ -29,7 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="engines' servers, as http://HOST:PORT; or the word rules or dashboard, to write "
         "alerts or a dashboard as code",
     )
-    where = parser.add_argument_group("what is watched")
+    _add_where(parser.add_argument_group("what is watched"))
+    _add_how(parser.add_argument_group("how"))
+    _add_shown(parser.add_argument_group("what comes of it"))
+    watch_code.add_arguments(parser)
+
+
+def _add_where(where: argparse._ArgumentGroup) -> None:
     where.add_argument("--prometheus", metavar="URL", help="read replicas from that Prometheus")
     where.add_argument(
         "--prometheus-selector",
@@ -57,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     watch_gpus.add_argument(where)
     where.add_argument("--model", metavar="MODEL", help="to tell KV bytes where no engine does")
     where.add_argument("--api-key", help="sent as a bearer token to what is asked")
-    how = parser.add_argument_group("how")
+
+
+def _add_how(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--interval", type=_interval, default=5.0, metavar="SECONDS", help="default: 5"
     )
@@ -71,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit 1 when a finding this grave fired in the last round (default: never: to have "
         "watched is no failure, whatever was seen)",
     )
-    shown = parser.add_argument_group("what comes of it")
+
+
+def _add_shown(shown: argparse._ArgumentGroup) -> None:
     shown.add_argument("--output", choices=("table", "json"), default="table")
     shown.add_argument(
         "-v", "--verbose", action="store_true", help="with evidence, and the rules that are clear"
@@ -85,7 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     shown.add_argument("--act", metavar="POLICY.toml", help="act by this policy; see docs/watch.md")
     shown.add_argument("--yes", action="store_true", help="with --act: do it, not only say it")
-    watch_code.add_arguments(parser)
 
 
 def require_meant(args: argparse.Namespace) -> None:
