@@ -201,10 +201,8 @@ class CompiledDecoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KVCache, attention: AttentionPath) -> torch.Tensor:
         """Logits float32 [sampled rows, vocab]; writes the batch's K and V into the cache."""
-        # A path that somebody watches (see probes) must run the steps that are looked at.
-        watches = getattr(attention, "watches", None)
         in_torch = batch.lora or not all(map(self._suits, batch.prefills))
-        if in_torch or (watches is not None and watches(batch)):
+        if in_torch or attention.watches(batch):
             return self._decoder.forward(batch, kv, attention)
         if self._kv is not kv:
             self._bind(kv)

@@ -128,6 +128,10 @@ class WholeAttention:
         """`layers` None: all are told of."""
         self._kv, self._take, self._layers = kv, take, layers
 
+    def watches(self, batch: Batch) -> bool:  # noqa: ARG002
+        """Every row of every step is read."""
+        return True
+
     def prepare(self, batch: Batch) -> AttentionStep:
         def attend(
             layer: int,

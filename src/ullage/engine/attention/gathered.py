@@ -54,6 +54,9 @@ class GatheredAttention:
         self._workspace_k = torch.empty(num_elements)
         self._workspace_v = torch.empty(num_elements)
 
+    def watches(self, batch: Batch) -> bool:  # noqa: ARG002
+        return False
+
     def prepare(self, batch: Batch) -> AttentionStep:
         fill = self.prepare_into(batch)
 

@@ -46,6 +46,9 @@ class PagedAttention:
         self._states = np.empty(0, np.float32)
         self._slopes: dict[AttentionRule, npt.NDArray[np.float32]] = {}
 
+    def watches(self, batch: Batch) -> bool:  # noqa: ARG002
+        return False
+
     def prepare(self, batch: Batch) -> AttentionStep:
         long = tuple(span for span in batch.prefills if span.count >= LEAST_GATHERED)
         fill = self._gathered.prepare_into(replace(batch, decodes=(), prefills=long))

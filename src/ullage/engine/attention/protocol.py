@@ -33,6 +33,9 @@ class AttentionPath(Protocol):
     def prepare(self, batch: Batch) -> AttentionStep:
         """Everything that all layers of one step share."""
 
+    def watches(self, batch: Batch) -> bool:
+        """Whether the step must run through this path, for somebody reads along (see `probes`)."""
+
 
 def first_visible(span: Span, window: int | None) -> int:
     """The first position that any row of `span` sees: what lies before may have been freed."""

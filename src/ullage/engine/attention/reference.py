@@ -21,6 +21,9 @@ class ReferenceAttention:
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
 
+    def watches(self, batch: Batch) -> bool:  # noqa: ARG002
+        return False
+
     def prepare(self, batch: Batch) -> AttentionStep:
         spans = batch.decodes + batch.prefills
 
