@@ -101,27 +101,27 @@ def _memory_rows(chosen: _Chosen) -> tuple[Row, ...]:
                 ),
             ),
         ),
-        Row(
-            "KV cache",
-            (
-                chosen.lines("KV held", "percentunit", "kv_used_ratio", 1.0),
-                chosen.lines("KV bytes held", "bytes", "kv_used_bytes"),
-                chosen.lines("KV tokens free", "short", "kv_free_tokens"),
-                Panel(
-                    "Time to full",
-                    "s",
-                    tuple(
-                        Query(
-                            chosen.of("time_to_full_seconds", f'bound="{bound}"'), f"{bound} {WHO}"
-                        )
-                        for bound in ("low", "high")
-                    ),
+        _kv_row(chosen),
+    )
+
+
+def _kv_row(chosen: _Chosen) -> Row:
+    return Row(
+        "KV cache",
+        (
+            chosen.lines("KV held", "percentunit", "kv_used_ratio", 1.0),
+            chosen.lines("KV bytes held", "bytes", "kv_used_bytes"),
+            chosen.lines("KV tokens free", "short", "kv_free_tokens"),
+            Panel(
+                "Time to full",
+                "s",
+                tuple(
+                    Query(chosen.of("time_to_full_seconds", f'bound="{bound}"'), f"{bound} {WHO}")
+                    for bound in ("low", "high")
                 ),
-                chosen.lines(
-                    "Room used in held pages", "percentunit", "page_utilization_ratio", 1.0
-                ),
-                chosen.lines("Prefix hits", "percentunit", "prefix_hit_ratio", 1.0),
             ),
+            chosen.lines("Room used in held pages", "percentunit", "page_utilization_ratio", 1.0),
+            chosen.lines("Prefix hits", "percentunit", "prefix_hit_ratio", 1.0),
         ),
     )
 
