@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.adapters.hostile_adapters import CASES, MARK, SOUND
@@ -66,6 +66,7 @@ PICKLE = _legacy_pickle()
         lambda changes: bytes(dict(changes).get(place, byte) for place, byte in enumerate(PICKLE))
     )
 )
+@example(b"\x80\x02c\\z\nx\n.")  # an escape that Python does not know
 def test_a_pickle_of_any_bytes_is_listed_or_refused(raw: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "adapter_model.bin"

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ullage.anatomy.files.pickles import MAX_FILES, all_imports, is_dangerous, pickle_imports
@@ -163,6 +163,7 @@ def test_endless_opcodes_end(tmp_path: Path) -> None:
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(raw=b"c\\z\nx\n.", start=b"\x80\x02")  # an escape that Python does not know
 @given(raw=st.binary(max_size=60), start=st.sampled_from([b"\x80\x04", b"\x80\x02", b"(", b""]))
 def test_any_bytes_give_a_list_or_one_sentence(tmp_path: Path, raw: bytes, start: bytes) -> None:
     (tmp_path / "w.bin").write_bytes(start + raw)

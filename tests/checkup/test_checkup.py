@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.checkup.fake_server import FakeServer, serving
+from tests.engine.driving import slow_steps
 from tests.engine.families import COMMON, write_model
 from ullage.checkup import machine, measure
 from ullage.checkup.html.page import render
@@ -37,9 +38,11 @@ HOSTILE = "<script>alert('x')</script> &\"'"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A tiny model only loses time to threads that wait for each other on a busy machine."""
+def one_pace() -> Iterator[None]:
+    """A tiny model only loses time to threads that wait for each other on a busy machine; on a fast
+    one it would be done before its cache is looked at."""
     with pytest.MonkeyPatch.context() as patch:
+        slow_steps(patch)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(measure, "GROWTH_BUDGET_S", 4.0)
         patch.setattr(machine, "BUDGET_S", 0.5)

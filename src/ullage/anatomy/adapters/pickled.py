@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ullage.anatomy.adapters.adapter import AdapterTensor
 from ullage.anatomy.adapters.keys import parse_key
-from ullage.anatomy.files.pickles import PickleImports, pickle_bytes
+from ullage.anatomy.files.pickles import PickleImports, pickle_bytes, strange_escapes
 from ullage.errors import MalformedCheckpoint
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def _state_dict(found: list[object]) -> dict[str, _Tensor] | None:
     return None
 
 
+@strange_escapes()
 def _results(raw: bytes, pickles: int, imports: set[str]) -> tuple[list[object], str | None]:
     """What each of the pickles in `raw` builds, and why the first could not be followed to its end.
 

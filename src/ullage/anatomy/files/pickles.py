@@ -6,7 +6,9 @@ Holds the listing of imports. Pickles are programs; whether one may run is the a
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -262,6 +264,15 @@ def _from_zip(stream: BinaryIO, file: Path, file_bytes: int) -> tuple[bytes, str
     return raw, None
 
 
+@contextmanager
+def strange_escapes() -> Iterator[None]:
+    """Let Python say nothing of `\\z` in a pickle's strings: that is its author's affair."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@strange_escapes()
 def _walk(raw: bytes, max_pickles: int) -> tuple[set[str], str | None]:
     """The imports of up to `max_pickles` pickles in a row, and why the walk ended early."""
     import pickletools
