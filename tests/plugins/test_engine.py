@@ -91,19 +91,22 @@ def test_measuring_page_use_takes_no_more_than_its_share(monkeypatch: pytest.Mon
     assert 9 <= len(walks) <= 11
 
 
+@pytest.mark.usefixtures("vllm_request")
 def test_a_cancel_tells_the_clients() -> None:
     core = core_of()
-    core.scheduler.add(Request("a", 0.0))
     core.scheduler.add(Request("b", 1.0))
-    status = type("RequestStatus", (), {"FINISHED_ABORTED": 7})
-    import sys
-    from types import ModuleType
+    core.scheduler.add(Request("a", 0.0))
+    core.ullage_cancel_oldest(1, True)
+    assert core.told == []
+    core.ullage_cancel_oldest(1, False)
+    assert core.told == ["a"]
 
-    module = ModuleType("vllm.v1.request")
-    module.RequestStatus = status  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("vllm", "vllm.v1"):
-            patch.setitem(sys.modules, name, ModuleType(name))
-        patch.setitem(sys.modules, "vllm.v1.request", module)
-        core.ullage_cancel(["b"], False)
-    assert core.told == ["b"]
+
+@pytest.mark.usefixtures("vllm_request")
+def test_a_share_is_of_those_that_run_now() -> None:
+    core = core_of()
+    for number in range(5):
+        core.scheduler.add(Request(f"r{number}", float(number)))
+    core.scheduler.preempt(core.scheduler.requests["r0"])
+    assert core.ullage_cancel_share(50.0, False)["request_ids"] == ["r1", "r2"]
+    assert core.told == ["r1", "r2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import SimpleNamespace
 
@@ -43,18 +44,12 @@ def test_what_one_cannot_tell_nobody_tells() -> None:
 def test_the_oldest_are_as_many_as_the_embedded_engine_would_end(
     arrivals: list[list[float]], percent: float
 ) -> None:
-    running = [
-        [(arrival, f"{engine}-{at}") for at, arrival in enumerate(requests)]
-        for engine, requests in enumerate(arrivals)
+    counts = engines.oldest(arrivals, percent)
+    everyone = [
+        SimpleNamespace(arrival=(one, at)) for at, came in enumerate(arrivals) for one in came
     ]
-    chosen = engines.oldest(running, percent)
-    everyone = [SimpleNamespace(arrival=one) for requests in running for one in requests]
     expected = reports.oldest(everyone, percent)  # type: ignore[arg-type]
-    assert sorted(one for ids in chosen for one in ids) == sorted(
-        one.arrival[1] for one in expected
-    )
-    for number, ids in enumerate(chosen):
-        assert all(one.startswith(f"{number}-") for one in ids)
+    assert counts == [sum(one.arrival[1] == at for one in expected) for at in range(len(arrivals))]
 
 
 @pytest.mark.parametrize(
@@ -87,3 +82,11 @@ def test_a_client_of_another_shape_is_named(name: str) -> None:
     assert engines.lacking(SimpleNamespace(engine_core=core)) == [f"engine_core.{name}"]
     assert engines.lacking(SimpleNamespace(engine_core=Client([]))) == []
     assert len(engines.lacking(SimpleNamespace())) == 5
+
+
+def test_an_engine_that_came_or_went_between_two_calls_is_no_answer() -> None:
+    client = Client([core_of(), core_of()])
+    asked = engines.Engines(SimpleNamespace(engine_core=client))
+    with pytest.raises(engines.NoAnswer, match="has 2 engine cores now, and had 3"):
+        asyncio.run(asked.ask_each("ullage_cancel_oldest", [(1, False)] * 3))
+    assert client.calls == []

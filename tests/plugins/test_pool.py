@@ -120,17 +120,18 @@ def test_states_are_no_tokens_and_host_blocks_are_not_the_pools() -> None:
 def test_an_end_frees_what_it_promised(kind: tuple, requests: int, draw: random.Random) -> None:
     core = core_of(257, *kind)
     scheduler = filled(core, draw, requests)
-    ids = [one.request_id for one in draw.sample(scheduler.running, draw.randint(1, requests))]
+    count = draw.randint(1, requests)
+    came = sorted(one.arrival_time for one in scheduler.running)
     free = scheduler.groups[0].block_pool.get_num_free_blocks()
-    dry, _ = pool.cancel(scheduler, ids, None, True)
+    dry, _ = pool.cancel(scheduler, count, None, True)
     assert (dry["freed_blocks"], scheduler.groups[0].block_pool.get_num_free_blocks()) == (0, free)
-    done, ended = pool.cancel(scheduler, ids, None, False)
+    done, ended = pool.cancel(scheduler, count, None, False)
     assert done["freed_blocks"] == done["promised_blocks"] == dry["promised_blocks"]
     assert scheduler.groups[0].block_pool.get_num_free_blocks() == free + done["freed_blocks"]
-    assert {one.request_id for one in ended} == set(ids) == set(done["request_ids"])
-    rest = [one.request_id for one in scheduler.running]
-    if rest:
-        pool.cancel(scheduler, rest, None, False)
+    assert [one.request_id for one in ended] == done["request_ids"] == dry["request_ids"]
+    assert [one.arrival_time for one in ended] == came[:count]
+    pool.cancel(scheduler, requests, None, False)
+    assert scheduler.running == []
     assert scheduler.groups[0].block_pool.get_num_free_blocks() == 256
 
 
@@ -140,7 +141,7 @@ def test_blocks_that_a_step_still_writes_are_not_promised() -> None:
         scheduler.add(request := Request(name, 0.0))
         scheduler.compute(request, 40)
     scheduler.not_yet.add("a")
-    done, _ = pool.cancel(scheduler, ["a", "b"], None, False)
+    done, _ = pool.cancel(scheduler, 2, None, False)
     assert (done["promised_blocks"], done["freed_blocks"]) == (3, 3)
 
 
@@ -149,16 +150,19 @@ def test_with_a_connector_nothing_is_promised_and_what_came_free_is_told() -> No
     scheduler.add(request := Request("a", 0.0))
     scheduler.compute(request, 40)
     scheduler.connector = object()
-    done, _ = pool.cancel(scheduler, ["a"], None, False)
+    done, _ = pool.cancel(scheduler, 1, None, False)
     assert (done["promised_blocks"], done["freed_blocks"]) == (None, 3)
 
 
-def test_a_request_that_ended_meanwhile_is_not_cancelled() -> None:
+def test_only_who_runs_is_ended_and_no_more_than_run() -> None:
     scheduler = core_of().scheduler
-    scheduler.add(Request("a", 0.0))
-    done, ended = pool.cancel(scheduler, ["gone"], None, False)
-    assert (done["request_ids"], done["promised_blocks"], ended) == ([], 0, [])
-    assert "a" in scheduler.requests
+    assert pool.cancel(scheduler, 3, None, False)[0]["request_ids"] == []
+    for name in ("a", "b"):
+        scheduler.add(Request(name, 0.0))
+    scheduler.preempt(scheduler.running[0])
+    done, ended = pool.cancel(scheduler, 3, None, False)
+    assert done["request_ids"] == [one.request_id for one in ended] == ["b"]
+    assert list(scheduler.requests) == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -102,17 +102,7 @@ class Server:
         return asyncio.run(self.call(*args, **kwargs))
 
 
-@pytest.fixture(autouse=True)
-def vllm_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one name that the plugin takes from vLLM while it runs."""
-    import sys
-    from types import ModuleType
-
-    for name in ("vllm", "vllm.v1", "vllm.v1.request"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm.v1.request"].RequestStatus = SimpleNamespace(  # type: ignore[attr-defined]
-        FINISHED_ABORTED="aborted"
-    )
+pytestmark = pytest.mark.usefixtures("vllm_request")
 
 
 def busy(requests: int, first: float = 0.0) -> EngineCore:
@@ -222,6 +212,36 @@ def test_the_oldest_of_all_engines_end() -> None:
     assert answer["freed_bytes"] == 9 * 4096
 
 
+def preempt_the_oldest(core: EngineCore) -> None:
+    core.scheduler.preempt(min(core.scheduler.running, key=lambda one: one.arrival_time))
+
+
+@pytest.mark.parametrize("firsts", [[0.0], [2.0, 1.0], [0.0, 0.0, 100.0]])
+def test_who_is_preempted_meanwhile_is_not_chosen_and_the_promise_holds(
+    firsts: list[float],
+) -> None:
+    """A storm: between any two calls a step preempts the oldest of each engine."""
+    server = Server([busy(4, first) for first in firsts])
+    preempted = {f"r{first:g}" for first in firsts}
+    # The last call of each story is the one that ends requests.
+    for method in ("ullage_cancel_share", "ullage_cancel_oldest"):
+        server.client.before[method] = preempt_the_oldest
+    answer = server.ask("POST", "/ullage/cancel_oldest", "percent=50").json()
+    running = 3 if len(firsts) == 1 else 4 * len(firsts)
+    assert len(answer["request_ids"]) == -(-running // 2) == server.cancelled
+    assert not preempted & set(answer["request_ids"])
+    assert answer["freed_bytes"] == answer["promised_bytes"] == 3 * 4096 * server.cancelled
+    for core in server.client.cores:
+        assert len(core.scheduler.waiting) == 1
+        assert all(one.request_id not in core.told for one in core.scheduler.running)
+
+
+def test_one_engine_chooses_and_ends_in_one_call() -> None:
+    server = Server([busy(3)])
+    server.ask("POST", "/ullage/cancel_oldest", "percent=50")
+    assert server.client.calls == ["ullage_cancel_share"]
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -253,7 +273,7 @@ def test_an_engine_that_refuses_or_hangs_is_a_503(monkeypatch: pytest.MonkeyPatc
 def test_a_cancel_without_an_answer_does_not_say_that_nothing_ends() -> None:
     server = Server([busy(2)])
     core = server.client.cores[0]
-    core.ullage_cancel = lambda ids, dry_run: 1 / 0  # type: ignore[attr-defined]
+    core.ullage_cancel_share = lambda percent, dry_run: 1 / 0  # type: ignore[attr-defined]
     answer = server.ask("POST", "/ullage/cancel_oldest", "percent=50")
     assert answer.status == 503
     assert "may still be ended" in answer.json()["error"]["message"]

@@ -6,6 +6,7 @@ real vLLM does with the same calls is in tests/vllm/test_plugin.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +177,8 @@ class Client:
     client_index: int = 0
     client_count: int = 1
     calls: list[str] = field(default_factory=list)
+    before: dict[str, Callable[[EngineCore], None]] = field(default_factory=dict)
+    """What a step does to each engine core before it answers this method."""
 
     @property
     def core_engines(self) -> list[bytes]:
@@ -193,7 +196,9 @@ class Client:
             await asyncio.Event().wait()
         if self.failure is not None:
             raise self.failure
-        return getattr(self.cores[int.from_bytes(engine, "little")], method)(*args)
+        core = self.cores[int.from_bytes(engine, "little")]
+        self.before.get(method, lambda _: None)(core)
+        return getattr(core, method)(*args)
 
 
 def core_of(

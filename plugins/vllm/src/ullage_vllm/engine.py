@@ -89,20 +89,35 @@ def ullage_report(self: Any) -> pool.Report:
     return _ledger(self).report()
 
 
-def ullage_running(self: Any) -> list[tuple[float, str]]:
-    return pool.running(self.scheduler)
+def ullage_arrivals(self: Any) -> list[float]:
+    return pool.arrivals(self.scheduler)
 
 
-def ullage_cancel(self: Any, ids: list[str], dry_run: bool) -> pool.Report:
-    """End those requests; every API process is told of its own, as when vLLM aborts them."""
+def ullage_cancel_share(self: Any, percent: float, dry_run: bool) -> pool.Report:
+    """End the oldest `percent` of who runs at this moment, where this is the only engine core."""
+    return ullage_cancel_oldest(self, pool.share(len(self.scheduler.running), percent), dry_run)
+
+
+def ullage_cancel_oldest(self: Any, count: int, dry_run: bool) -> pool.Report:
+    """End the oldest `count` of who runs at this moment: chosen, priced and ended in one go.
+
+    Every API process is told of its own, as when vLLM aborts them.
+    """
     from vllm.v1.request import RequestStatus
 
-    found, ended = pool.cancel(self.scheduler, ids, RequestStatus.FINISHED_ABORTED, dry_run)
+    found, ended = pool.cancel(self.scheduler, count, RequestStatus.FINISHED_ABORTED, dry_run)
     self._send_abort_outputs(ended)
     return found
 
 
-METHODS = (ullage_attach, ullage_statistics, ullage_report, ullage_running, ullage_cancel)
+METHODS = (
+    ullage_attach,
+    ullage_statistics,
+    ullage_report,
+    ullage_arrivals,
+    ullage_cancel_share,
+    ullage_cancel_oldest,
+)
 
 
 def add_methods(engine_core: type) -> None:

@@ -7,9 +7,10 @@ becomes of it over HTTP is `routes`'.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from ullage_vllm import pool
 
 PATIENCE_S = 30.0
 """How long an answer is waited for: engine cores answer between two steps."""
@@ -30,6 +31,10 @@ class Engines:
         """vLLM's numbers of the engine cores, as in its label `engine`."""
         return list(self._core.engine_ranks_managed)
 
+    @property
+    def several(self) -> bool:
+        return len(self._core.core_engines) > 1
+
     async def ask(
         self, method: str, *arguments: Any, patience_s: float | None = PATIENCE_S
     ) -> list[Any]:
@@ -41,6 +46,9 @@ class Engines:
     async def ask_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As `ask`, each engine core with its own arguments."""
         engines = self._core.core_engines
+        if len(engines) != len(arguments):
+            # Elastic expert parallelism adds and removes them.
+            raise NoAnswer(f"vLLM has {len(engines)} engine cores now, and had {len(arguments)}")
         calls = [(one, method, own) for one, own in zip(engines, arguments, strict=True)]
         return await self._gathered(calls, PATIENCE_S)
 
@@ -136,19 +144,13 @@ def page_utilization(slots: Iterable[Sequence[int] | None]) -> float | None:
     return sum(one[0] for one in known) / room if room else None
 
 
-def oldest(running: Sequence[Sequence[Sequence[Any]]], percent: float) -> list[list[str]]:
-    """Ids of the oldest `percent` of all running requests, rounded up, for each engine core."""
-    everyone = [
-        (arrival_s, request_id, engine)
-        for engine, requests in enumerate(running)
-        for arrival_s, request_id in requests
-    ]
-    # 0.28 × 25 is 7.000000000000001: an error of the product must not end one request too many.
-    count = math.ceil(round(len(everyone) * percent / 100, 9))
-    chosen: list[list[str]] = [[] for _ in running]
-    for _, request_id, engine in sorted(everyone)[:count]:
-        chosen[engine].append(request_id)
-    return chosen
+def oldest(arrivals: Sequence[Sequence[float]], percent: float) -> list[int]:
+    """How many of each engine core's requests are of the oldest `percent` of all that run."""
+    everyone = [(arrival_s, engine) for engine, came in enumerate(arrivals) for arrival_s in came]
+    counts = [0] * len(arrivals)
+    for _, engine in sorted(everyone)[: pool.share(len(everyone), percent)]:
+        counts[engine] += 1
+    return counts
 
 
 def cancelled(reports: Sequence[dict[str, Any]], dry_run: bool) -> dict[str, Any]:

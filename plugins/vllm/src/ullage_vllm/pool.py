@@ -7,9 +7,10 @@ and single_type_kv_cache_manager.py. Answers are plain dicts: they cross a proce
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 Report = dict[str, Any]
@@ -183,9 +184,21 @@ def _holder(scheduler: Any, request: Any, size: int | None, now_s: float) -> Rep
 # --- ending requests ---
 
 
-def running(scheduler: Any) -> list[tuple[float, str]]:
-    """(Arrival in Unix time, id) of each running request."""
-    return [(request.arrival_time, request.request_id) for request in scheduler.running]
+def arrivals(scheduler: Any) -> list[float]:
+    """When each running request came, in Unix time."""
+    return [request.arrival_time for request in scheduler.running]
+
+
+def share(num: int, percent: float) -> int:
+    """`percent` of `num` requests, rounded up."""
+    # 0.28 × 25 is 7.000000000000001: an error of the product must not end one request too many.
+    return math.ceil(round(num * percent / 100, 9))
+
+
+def oldest(scheduler: Any, count: int) -> list[Any]:
+    """The `count` running requests that came first; all where fewer run."""
+    by_age = sorted(scheduler.running, key=lambda one: (one.arrival_time, one.request_id))
+    return by_age[:count]
 
 
 def promise(scheduler: Any, requests: list[Any]) -> int | None:
@@ -199,14 +212,13 @@ def promise(scheduler: Any, requests: list[Any]) -> int | None:
     return held_only_by(scheduler, at_once)
 
 
-def cancel(
-    scheduler: Any, ids: Iterable[str], aborted: Any, dry_run: bool
-) -> tuple[Report, list[Any]]:
-    """End those of `ids` that run still; what that promised, what it freed, and the ended.
+def cancel(scheduler: Any, count: int, aborted: Any, dry_run: bool) -> tuple[Report, list[Any]]:
+    """End the oldest `count` that run; what that promised, what it freed, and the ended.
 
-    `aborted` is vLLM's RequestStatus.FINISHED_ABORTED. Nothing happens between promise and end.
+    `aborted` is vLLM's RequestStatus.FINISHED_ABORTED. Nothing happens between choice, promise and
+    end: a request that was chosen a step earlier may have been preempted, and hold nothing more.
     """
-    chosen = list(_running_of(scheduler, ids))
+    chosen = oldest(scheduler, count)
     pool = scheduler.kv_cache_manager.block_pool
     promised, before = promise(scheduler, chosen), pool.get_num_free_blocks()
     ended: list[Any] = []
@@ -218,10 +230,3 @@ def cancel(
         "freed_blocks": pool.get_num_free_blocks() - before,
         "bytes_per_block": bytes_per_block(scheduler.kv_cache_config),
     }, ended
-
-
-def _running_of(scheduler: Any, ids: Iterable[str]) -> Iterator[Any]:
-    wanted = set(ids)
-    # In the order of their arrival, as they were chosen.
-    by_arrival = sorted(scheduler.running, key=lambda one: one.arrival_time)
-    return (request for request in by_arrival if request.request_id in wanted)

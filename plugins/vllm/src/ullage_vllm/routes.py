@@ -77,10 +77,16 @@ class Site:
     async def cancel_oldest(self, query: dict[str, str]) -> tuple[int, Any]:
         percent, dry_run = cancel_query(query)
         self._need_engines()
-        chosen = together.oldest(await self.engines.ask("ullage_running"), percent)
+        # Chosen where they run: between two calls whoever was chosen may be preempted, or done.
+        # A share over several engines needs the number of each agreed; who that is, each decides.
+        arrivals = await self.engines.ask("ullage_arrivals") if self.engines.several else None
         try:
-            asked = [(ids, dry_run) for ids in chosen]
-            reports = await self.engines.ask_each("ullage_cancel", asked)
+            if arrivals is None:
+                reports = await self.engines.ask("ullage_cancel_share", percent, dry_run)
+            else:
+                counts = together.oldest(arrivals, percent)
+                asked = [(count, dry_run) for count in counts]
+                reports = await self.engines.ask_each("ullage_cancel_oldest", asked)
         except NoAnswer as silence:
             # The question is on its way: a core that hangs will answer it once it goes on.
             raise NoAnswer(f"{silence}; the requests may still be ended") from None
