@@ -60,8 +60,7 @@ def test_every_route_and_metric(server: Server) -> None:
         return server.metrics()["vllm:num_preemptions_total"] >= 1
 
     def frees() -> bool:
-        """What a step in flight still writes is freed after it, and is not promised; who was chosen
-        may be preempted before he is ended."""
+        """What a step in flight still writes is freed after it, and is not promised."""
         fill()
         answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
         reports.append(answer.raise_for_status().json())

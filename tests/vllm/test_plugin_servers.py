@@ -34,10 +34,8 @@ def test_cancelling_under_overload_frees_what_was_promised(launched: Servers) ->
             >= before["vllm:num_preemptions_total"] + 3
         )
     )
-    # Between two steps: else who was chosen may be preempted before it is ended.
-    server.pause()
+    # The storm goes on: who is chosen runs, and is ended before another step can preempt it.
     answer = server.http.post("/ullage/cancel_oldest", params={"percent": 40})
-    server.resume()
     report = answer.raise_for_status().json()
     assert len(report["request_ids"]) >= 1
     assert report["freed_bytes"] == report["promised_bytes"] > 0
