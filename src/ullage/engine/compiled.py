@@ -21,6 +21,7 @@ from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.layer import Dense, Layer
 from ullage.engine.model.norms import Norm
 from ullage.engine.options import EngineOptions
+from ullage.engine.taps import PLACES, Taps
 
 # `--dtype` → what matrices are kept in, and what flows between them in torch.
 DTYPES: Mapping[str, torch.dtype] = {
@@ -45,6 +46,7 @@ _STORAGE: Mapping[torch.dtype, type[np.generic]] = {
     torch.int8: np.int8,
     torch.uint8: np.uint8,
 }
+_UNTAPPED, _NO_OFFSETS = np.zeros(0, np.int64), np.zeros(len(PLACES), np.int64)
 _WIDTH_MULTIPLE = 32
 _DIM_MULTIPLE = 16
 
@@ -181,6 +183,11 @@ class CompiledDecoder:
         self._storage: np.typing.NDArray[np.generic] = np.empty(0, np.float32)
         self._kv: KVCache | None = None
         self._buffers = _Buffers(decoder, self._intermediate, 1)
+        self._nothing_kept = np.zeros((len(decoder.layers) + 1, 0, 0), np.float32)
+
+    @property
+    def plain(self) -> Decoder:
+        return self._decoder
 
     @property
     def max_model_len(self) -> int:
@@ -199,11 +206,13 @@ class CompiledDecoder:
         return self._decoder.weights_bytes
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache, attention: AttentionPath) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, kv: KVCache, attention: AttentionPath, taps: Taps | None = None
+    ) -> torch.Tensor:
         """Logits float32 [sampled rows, vocab]; writes the batch's K and V into the cache."""
         in_torch = batch.lora or not all(map(self._suits, batch.prefills))
         if in_torch or attention.watches(batch):
-            return self._decoder.forward(batch, kv, attention)
+            return self._decoder.forward(batch, kv, attention, taps)
         if self._kv is not kv:
             self._bind(kv)
         rows = len(batch.token_ids_T)
@@ -213,15 +222,24 @@ class CompiledDecoder:
         if self.spec.embedding_scale != 1.0:
             x_TE *= self.spec.embedding_scale
         logits_SV = torch.empty(len(batch.sampled_rows), self.spec.vocab_size)
-        self._run(batch, rows, x_TE, logits_SV)
+        self._run(batch, rows, x_TE, logits_SV, taps)
         return logits_SV
 
     def _suits(self, span: Span) -> bool:
         """Whether a prefill chunk is done sooner here than by torch's products."""
         return span.count < self._least_gathered or span.context <= self._longest_prefill
 
-    def _run(self, batch: Batch, rows: int, x_TE: torch.Tensor, logits_SV: torch.Tensor) -> None:
+    def _run(
+        self,
+        batch: Batch,
+        rows: int,
+        x_TE: torch.Tensor,
+        logits_SV: torch.Tensor,
+        taps: Taps | None,
+    ) -> None:
         assert self._decoder.final_norm is not None
+        if taps is not None:
+            taps.compiled = True
         spans = batch.decodes + batch.prefills
         blocks_N4 = self._blocks.row_blocks(spans)
         own = self._buffers
@@ -250,6 +268,9 @@ class CompiledDecoder:
             own.hidden_TF[:rows],
             self._states(blocks_N4, spans, rows),
             logits_SV.numpy(),
+            _UNTAPPED if taps is None else taps.map_of(rows),
+            self._nothing_kept if taps is None else taps.kept_LRW,
+            _NO_OFFSETS if taps is None else taps.offsets,
         )
 
     def _states(

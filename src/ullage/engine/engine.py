@@ -43,6 +43,7 @@ from ullage.engine.sampler import Choice, TokenLogprobs, choose, token_logprobs
 from ullage.engine.scheduling.admission import Pace, RequestRefused, require_fits
 from ullage.engine.scheduling.scheduler import Plan, Scheduler, Work
 from ullage.engine.steps import Output, StepReport, advance
+from ullage.engine.taps import Reader, Taps
 from ullage.engine.text.loading import load_tokenizer
 from ullage.engine.text.tokenizer import TextStream, Tokenizer
 
@@ -95,6 +96,7 @@ class Engine:
         self._waiting_since_s: float | None = None
         self._freed_before = 0
         self._checks = os.environ.get("ULLAGE_CHECK") == "1"
+        self.reader: Reader | None = None
 
     @classmethod
     def load(cls, model: str | Path, options: EngineOptions | None = None) -> Engine:
@@ -125,6 +127,12 @@ class Engine:
     def weights_bytes(self) -> int | None:
         """Bytes of the weights in memory; None where they are packed and cannot be counted."""
         return self._decoder.weights_bytes
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model's weights and wiring, whatever runs its steps."""
+        run = self._decoder
+        return run.plain if isinstance(run, CompiledDecoder) else run
 
     @property
     def compiled(self) -> bool:
@@ -244,7 +252,7 @@ class Engine:
             batch = build_batch(plan, self.pool.block_size)
             if plan.copies:
                 self.kv.copy(*map(list, zip(*plan.copies, strict=True)))
-            logits_BV = self._decoder.forward(batch, self.kv, self._attention)
+            logits_BV = self._forward(batch)
             forwarded_s = time.monotonic()
             num_recomputed = sum(advance(work, started_s) for work in plan.work)
             outputs += self._prove(batch, logits_BV)
@@ -268,6 +276,15 @@ class Engine:
             {cause: number * (ended_s - since_s) for cause, number in plan.waits.items()},
             freed,
         )
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        rows = () if self.reader is None else self.reader.rows(batch)
+        if self.reader is None or not rows:
+            return self._decoder.forward(batch, self.kv, self._attention)
+        taps = Taps(self.decoder, rows)
+        logits_BV = self._decoder.forward(batch, self.kv, self._attention, taps)
+        self.reader.take(batch, taps, logits_BV)
+        return logits_BV
 
     def _prove(self, batch: Batch, logits_BV: torch.Tensor) -> list[Output]:
         """Let others find what prompts have computed so far; end those whose numbers are bad."""

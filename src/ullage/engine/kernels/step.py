@@ -1,7 +1,8 @@
 """One step of a decoder in one compiled call: every layer, for rows of any sequences.
 
 Several threads run `step` at once and share its phases (`team`). What the rows are and where the
-weights lie is told in flat arrays, made by `engine.compiled`.
+weights lie is told in flat arrays, made by `engine.compiled`. What is kept of rows that somebody
+reads along is `engine.taps`'.
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ SIZES = 8
 # Columns of the rules, float32 [layers, 2].
 SCALE, SOFT_CAP = 0, 1
 PHASES_PER_LAYER = 11
+# Columns of a step's taps, int64 [TAPS]: where each of them begins in a row of `kept_LRW`.
+(
+    TAP_X, TAP_NORMED, TAP_QKV, TAP_TURNED, TAP_MIXED, TAP_MIDDLE, TAP_MLP_NORMED, TAP_GATE, TAP_UP,
+    TAP_HIDDEN,
+) = range(10)  # fmt: skip
+TAPS = 10
 
 
 def num_phases(layers: int) -> int:
@@ -69,17 +76,37 @@ def _floats_at(address: int, count: int) -> Floats:
 floats_at = compiled(_floats_at)
 
 
+def _keep(tap_of_T: Ints, row: int, kept_RW: Floats, at: int, values_W: Floats) -> None:
+    """Copy what a row is just now, if it is tapped; none is where tap_of is empty."""
+    if tap_of_T.shape[0] > 0:
+        tap = tap_of_T[row]
+        if tap >= 0:
+            kept_RW[tap, at : at + values_W.shape[0]] = values_W
+
+
+keep = compiled(_keep)
+
+
 def _normalise(
     counters: Ints, phase: int, x_TE: Floats, rows_S: Ints, weight_E: Floats, eps: np.float32,
     kind: int, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_N: Floats,
+    tap_of_T: Ints, kept_RW: Floats, x_at: int, normed_at: int, before_TW: Floats,
+    kept_before_RW: Floats, before_at: int,
 ) -> None:  # fmt: skip
-    """The norm of rows rows_S of x, to row 0, 1, … of normed and, for int8 weights, of whole."""
+    """The norm of rows rows_S of x, to row 0, 1, … of normed and, for int8 weights, of whole.
+
+    Keeps of tapped rows x, its norm, and `before`: what x was made of, which the next part of the
+    layer overwrites.
+    """
     count = rows_S.shape[0]
     while True:
         row = take(counters, phase)
         if row >= count:
             break
         rms_norm(x_TE[rows_S[row]], weight_E, eps, normed_TE[row])
+        keep(tap_of_T, rows_S[row], kept_RW, x_at, x_TE[rows_S[row]])
+        keep(tap_of_T, rows_S[row], kept_RW, normed_at, normed_TE[row])
+        keep(tap_of_T, rows_S[row], kept_before_RW, before_at, before_TW[rows_S[row]])
         if kind == KIND_INT8:
             size = normed_TE.shape[1]
             groups = num_groups(size)
@@ -154,7 +181,8 @@ def _multiply(
 
 def _multiply_gated(
     counters: Ints, phase: int, matrix_4: Ints, x_TI: Floats, whole_N: npt.NDArray[np.int16],
-    scales_N: Floats, hidden_TF: Floats, scratch_RN: Floats, gate_RN: Floats,
+    scales_N: Floats, hidden_TF: Floats, scratch_RN: Floats, gate_RN: Floats, tap_of_T: Ints,
+    kept_RW: Floats, taps: Ints,
 ) -> None:  # fmt: skip
     """hidden = silu(gate)·up, where the matrix's upper half gives the gates, its lower the ups."""
     rows, size = x_TI.shape
@@ -188,6 +216,10 @@ def _multiply_gated(
                 block, scratch_RN, ahead_up, share,
             )  # fmt: skip
             for r in range(block):
+                keep(tap_of_T, row + r, kept_RW, taps[TAP_GATE] + first, gate_RN[r, : last - first])
+                keep(
+                    tap_of_T, row + r, kept_RW, taps[TAP_UP] + first, scratch_RN[r, : last - first]
+                )
                 silu_times(gate_RN[r], scratch_RN[r], hidden_TF[row + r, first:last])
             row += block
         finish(counters, phase)
@@ -201,7 +233,7 @@ multiply, multiply_gated = compiled(_multiply), compiled(_multiply_gated)
 def _place_heads(
     counters: Ints, phase: int, layer: Ints, sizes: Ints, eps: np.float32, qkv_TO: Floats,
     positions_T: Ints, slots_T: Ints, keys: Any, key_scales: Patterns, values: Any,
-    value_scales: Patterns,
+    value_scales: Patterns, tap_of_T: Ints, kept_RW: Floats, taps: Ints,
 ) -> None:  # fmt: skip
     """Q and K normed and turned in place; K and V into the cache."""
     heads, kv_heads, head_dim = sizes[HEADS], sizes[KV_HEADS], sizes[HEAD_DIM]
@@ -212,6 +244,7 @@ def _place_heads(
         row = take(counters, phase)
         if row >= rows:
             break
+        keep(tap_of_T, row, kept_RW, taps[TAP_QKV], qkv_TO[row])
         at = positions_T[row] * rotary * 4
         cos_R, sin_R = floats_at(layer[COS] + at, rotary), floats_at(layer[SIN] + at, rotary)
         for head in range(heads + kv_heads):
@@ -222,6 +255,7 @@ def _place_heads(
             if head < heads and keys.shape[3] != head_dim:
                 # Keys of four bits are stored turned, and a product wants both sides alike.
                 turn(x_D)
+        keep(tap_of_T, row, kept_RW, taps[TAP_TURNED], qkv_TO[row])
         block, offset = slots_T[row] // block_size, slots_T[row] % block_size
         for head in range(kv_heads):
             k = (heads + head) * head_dim
@@ -294,8 +328,12 @@ def _step(
     slots_GT: Ints, blocks_N4: Ints, tables_GBW: npt.NDArray[np.int32], sampled_S: Ints,
     x_TE: Floats, normed_TE: Floats, whole_N: npt.NDArray[np.int16], scales_N: Floats,
     qkv_TO: Floats, mixed_TO: Floats, hidden_TF: Floats, states: Floats, logits_SV: Floats,
+    tap_of_T: Ints, kept_LRW: Floats, taps: Ints,
 ) -> None:  # fmt: skip
     """Logits of the rows sampled_S; x holds the embeddings, and is used up.
+
+    Row t's numbers are kept in kept_LRW[:, tap_of_T[t]] where that is not −1; tap_of_T is empty
+    where no row is tapped, and the last of kept_LRW's layers is what follows the layers.
 
     Every row's K and V are written before any row of the layer attends, so rows may be neighbours
     in one sequence. `storage` is an empty array that has the cache's dtype; blocks are those of
@@ -320,16 +358,19 @@ def _step(
         key_scales = patterns_at(layer[KEY_SCALES], scales_shape)
         value_scales = patterns_at(layer[VALUE_SCALES], scales_shape)
         norm_E = floats_at(layer[MIXER_NORM], hidden)
+        kept_RW = kept_LRW[index]
         normalise(
-            counters, phase, x_TE, all_T, norm_E, eps, layer[QKV], normed_TE, whole_N, scales_N
-        )
+            counters, phase, x_TE, all_T, norm_E, eps, layer[QKV], normed_TE, whole_N, scales_N,
+            tap_of_T, kept_RW, taps[TAP_X], taps[TAP_NORMED], hidden_TF,
+            kept_LRW[max(index - 1, 0)], taps[TAP_HIDDEN],
+        )  # fmt: skip
         multiply(
             counters, phase + 1, layer[QKV : QKV + 4], qkv_TO.shape[1], normed_TE, whole_N,
             scales_N, False, qkv_TO, scratch_RN,
         )  # fmt: skip
         place_heads(
             counters, phase + 2, layer, sizes, eps, qkv_TO, positions_T, slots_GT[layer[GROUP]],
-            keys, key_scales, values, value_scales,
+            keys, key_scales, values, value_scales, tap_of_T, kept_RW, taps,
         )  # fmt: skip
         attend(
             counters, phase + 3, layer, rule_2, slopes_H, blocks_N4, parts, qkv_TO, mixed_TO, keys,
@@ -343,11 +384,12 @@ def _step(
         norm_E = floats_at(layer[MLP_NORM], hidden)
         normalise(
             counters, phase + 7, x_TE, all_T, norm_E, eps, layer[GATE_UP], normed_TE, whole_N,
-            scales_N,
+            scales_N, tap_of_T, kept_RW, taps[TAP_MIDDLE], taps[TAP_MLP_NORMED], mixed_TO, kept_RW,
+            taps[TAP_MIXED],
         )  # fmt: skip
         multiply_gated(
             counters, phase + 8, layer[GATE_UP : GATE_UP + 4], normed_TE, whole_N, scales_N,
-            hidden_TF, scratch_RN, gate_RN,
+            hidden_TF, scratch_RN, gate_RN, tap_of_T, kept_RW, taps,
         )  # fmt: skip
         quantize_rows(counters, phase + 9, layer[DOWN], hidden_TF, whole_N, scales_N)
         multiply(
@@ -357,7 +399,8 @@ def _step(
     phase = layers.shape[0] * PHASES_PER_LAYER
     normalise(
         counters, phase, x_TE, sampled_S, floats_at(final_norm, hidden), eps, head_4[0], normed_TE,
-        whole_N, scales_N,
+        whole_N, scales_N, tap_of_T, kept_LRW[layers.shape[0]], taps[TAP_X], taps[TAP_NORMED],
+        hidden_TF, kept_LRW[layers.shape[0] - 1], taps[TAP_HIDDEN],
     )  # fmt: skip
     count = sampled_S.shape[0]
     multiply(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # these import this package in turn
     from ullage.engine.attention import AttentionPath
     from ullage.engine.batch import Batch
     from ullage.engine.lora import Rows
+    from ullage.engine.taps import Taps
 
 
 class Decoder:
@@ -102,8 +103,13 @@ class Decoder:
         return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache, attention: AttentionPath) -> torch.Tensor:
-        """Logits float32 [sampled rows, vocab]; writes the batch's K and V into the cache."""
+    def forward(
+        self, batch: Batch, kv: KVCache, attention: AttentionPath, taps: Taps | None = None
+    ) -> torch.Tensor:
+        """Logits float32 [sampled rows, vocab]; writes the batch's K and V into the cache.
+
+        `taps` are filled with what their rows, all of them sampled ones, were on the way.
+        """
         attend = attention.prepare(batch)
         turns = [tables.at(batch.positions_T) for tables in self.ropes]
         x_TE = self._embed(batch)
@@ -116,14 +122,20 @@ class Decoder:
             q_THD, k_TKD, v_TKD = _heads(layer, qkv_TO, turn)
             kv.write(index, batch.slots[kv.layout.group_of[index]], k_TKD, v_TKD)
             mixed_TE = attend(index, q_THD, k_TKD, v_TKD, layer.rule).flatten(1)
+            if taps is not None:
+                turned_TND = torch.cat([q_THD, k_TKD, v_TKD], 1)
+                taps.keep(index, x=x_TE, normed=normed_TE, qkv=qkv_TO, turned=turned_TND)
+                taps.keep(index, mixed=mixed_TE)
+                if index == last:
+                    taps.narrow(rows)
             if index == last:
                 # Only these rows' logits are wanted; after the last K and V the rest is over.
                 x_TE, mixed_TE = x_TE.index_select(0, rows), mixed_TE.index_select(0, rows)
                 normed_TE = normed_TE.index_select(0, rows)
                 lora = batch.sampled_lora
             added_TE = _apply(layer.output, mixed_TE.to(x_TE.dtype), lora, index, "output")
-            x_TE = _joined(layer, index, x_TE, normed_TE, added_TE, lora)
-        return self._logits(x_TE)
+            x_TE = _joined(layer, index, x_TE, normed_TE, added_TE, lora, taps)
+        return self._logits(x_TE, taps)
 
     def _embed(self, batch: Batch) -> torch.Tensor:
         x_TE = F.embedding(batch.token_ids_T, self.embedding_VE)
@@ -135,9 +147,13 @@ class Decoder:
             x_TE = x_TE + self.positions_NE[batch.positions_T + self.first_position]
         return x_TE if self.embedding_norm is None else self.embedding_norm(x_TE)
 
-    def _logits(self, x_TE: torch.Tensor) -> torch.Tensor:
+    def _logits(self, x_TE: torch.Tensor, taps: Taps | None) -> torch.Tensor:
+        if taps is not None:
+            taps.keep(len(self.layers), x=x_TE)
         if self.final_norm is not None:
             x_TE = self.final_norm(x_TE)
+        if taps is not None:
+            taps.keep(len(self.layers), normed=x_TE)
         if self.project_out is not None:
             x_TE = self.project_out(x_TE)
         logits_TV = self.head(x_TE).float()
@@ -154,6 +170,7 @@ def _joined(
     normed_TE: torch.Tensor,
     mixed_TE: torch.Tensor,
     lora: tuple[Rows, ...],
+    taps: Taps | None,
 ) -> torch.Tensor:
     """The residual after the whole layer, given what the mixer adds; see `Wiring`."""
     before, after = layer.mixer_out_norm, layer.feed_forward_out_norm
@@ -170,7 +187,9 @@ def _joined(
         mixed_TE = before(mixed_TE)
     x_TE = _added(layer, x_TE, mixed_TE)
     seen_TE = x_TE if layer.feed_forward_norm is None else layer.feed_forward_norm(x_TE)
-    made_TE = _feed_forward(layer.feed_forward, seen_TE, lora, index)
+    if taps is not None:
+        taps.keep(index, middle=x_TE, mlp_normed=seen_TE)
+    made_TE = _feed_forward(layer.feed_forward, seen_TE, lora, index, taps)
     return _added(layer, x_TE, made_TE if after is None else after(made_TE))
 
 
@@ -181,16 +200,24 @@ def _added(layer: Layer, x_TE: torch.Tensor, part_TE: torch.Tensor) -> torch.Ten
 
 
 def _feed_forward(
-    mlp: Dense | MixtureOfExperts, x_TE: torch.Tensor, lora: tuple[Rows, ...], index: int
+    mlp: Dense | MixtureOfExperts,
+    x_TE: torch.Tensor,
+    lora: tuple[Rows, ...],
+    index: int,
+    taps: Taps | None = None,
 ) -> torch.Tensor:
     if isinstance(mlp, MixtureOfExperts):
         return mlp(x_TE)
-    hidden_TF = _apply(mlp.gate_up, x_TE, lora, index, "gate_up")
+    made_TF = _apply(mlp.gate_up, x_TE, lora, index, "gate_up")
     if mlp.gated:
-        gate_TF, up_TF = hidden_TF.chunk(2, -1)
+        gate_TF, up_TF = made_TF.chunk(2, -1)
         hidden_TF = mlp.activation(gate_TF) * up_TF
     else:
-        hidden_TF = mlp.activation(hidden_TF)
+        hidden_TF = mlp.activation(made_TF)
+    if taps is not None:
+        taps.keep(index, hidden=hidden_TF)
+        width = hidden_TF.shape[-1]
+        taps.keep(index, gate=made_TF[:, :-width], up=made_TF[:, -width:])
     return _apply(mlp.down, hidden_TF, lora, index, "down")
 
 
