@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from pathlib import Path
@@ -89,6 +89,8 @@ class Engine:
         self._decoder = decoder
         self.attention, self._attention = choose_path(options.attention, self.kv)
         self.loras: dict[str, LoraAdapter] = {}
+        # Who looks at the logits of every step, a row for each request; None: nobody is called.
+        self.on_logits: Callable[[Sequence[Request], torch.Tensor], None] | None = None
         self._live: dict[str, _Live] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._pace = Pace()
@@ -314,6 +316,8 @@ class Engine:
             return []
         wanted = logits_BV[: len(rows)] if len(rows) == len(batch.sampled) else logits_BV[rows]
         streams = [self._live[request.id].random for request in sampled]
+        if self.on_logits is not None:
+            self.on_logits(sampled, wanted)
         choices = choose(wanted, sampled, streams, self._eos_ids)
         return list(zip(sampled, choices, strict=True))
 
