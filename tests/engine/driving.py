@@ -17,12 +17,12 @@ MAX_STEPS = 100_000
 STEP_S = 0.003
 
 
-def slow_steps(patch: pytest.MonkeyPatch) -> None:
+def slow_steps(patch: pytest.MonkeyPatch, step_s: float = STEP_S) -> None:
     """Give every step a length, so that on any machine who is asked about runs still."""
     quick = Engine.step
 
     def slowed(engine: Engine) -> StepReport:
-        time.sleep(STEP_S)
+        time.sleep(step_s)
         return quick(engine)
 
     patch.setattr(Engine, "step", slowed)

@@ -75,7 +75,7 @@ class Prometheus:
     url: str
 
     def api(self, path: str, **query: str) -> Any:
-        answer = httpx2.get(f"{self.url}/api/v1/{path}", params=query, trust_env=False)
+        answer = httpx2.get(f"{self.url}/api/v1/{path}", params=query, trust_env=False, timeout=60)
         document = answer.json()
         assert document["status"] == "success", document
         return document["data"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.engine.driving import slow_steps
 from tests.engine.families import write_model
 from tests.telemetry.prometheus_server import NEEDS_PROMETHEUS, Prometheus, prometheus
 from ullage.cli.main import main
@@ -29,6 +30,10 @@ pytestmark = [pytest.mark.slow, NEEDS_PROMETHEUS]
 # Many short requests: the pool stays full when one of them is preempted.
 SMALL_POOL_BYTES = 160 * 12_288
 CLIENTS = 96
+STEP_S = 0.02
+"""Clients share this process with the engine: where machine code outran them, they left the pool
+half empty between an answer and the next question, and no one waited."""
+PRESSURE = '{__name__=~"up|ullage:(kv_used_ratio|running|waiting|preemptions:rate10s)"}'
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,17 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     # Prometheus scrapes twice a second, so spans are of seconds.
     asked = ["watch", "rules", "--engine", "ullage", "--scrape-interval", "500ms"]
     assert main([*asked, "--out", str(rules)]) == 0
-    engine = start_server(model_dir, options(), served_model_name="tiny")
-    target = engine.url.removeprefix("http://")
-    try:
-        jobs = {"ullage": [{"targets": [target]}]}
-        with prometheus(place / "prom", jobs, scrape="500ms", rules=[rules]) as prom:
-            prom.until(lambda: bool(prom.query("ullage:spoken")), 20.0, "the engine is recorded")
-            yield Live(engine, prom, model_dir)
-    finally:
-        engine.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        slow_steps(patch, STEP_S)
+        engine = start_server(model_dir, options(), served_model_name="tiny")
+        target = engine.url.removeprefix("http://")
+        try:
+            jobs = {"ullage": [{"targets": [target]}]}
+            with prometheus(place / "prom", jobs, scrape="500ms", rules=[rules]) as prom:
+                prom.until(lambda: bool(prom.query("ullage:spoken")), 60.0, "it is recorded")
+                yield Live(engine, prom, model_dir)
+        finally:
+            engine.stop()
 
 
 def test_health_is_silent(live: Live) -> None:
@@ -90,7 +97,7 @@ def test_the_same_numbers_as_direct_scraping(live: Live) -> None:
 
     live.prom.until(
         lambda: bool(live.prom.query("changes(vllm:generation_tokens_total[3s]) == 0")),
-        20.0,
+        60.0,
         "calm",
     )
     through = asyncio.run(look())
@@ -133,8 +140,8 @@ def test_an_overload_fires_and_its_end_ends_it(live: Live) -> None:
 
     try:
         with contextlib.suppress(AssertionError):
-            live.prom.until(all_seen, 60.0, "")
-        assert expected <= seen
+            live.prom.until(all_seen, 90.0, "")
+        assert expected <= seen, live.prom.query(PRESSURE)
     finally:
         stop.set()
         load.join()
@@ -150,7 +157,7 @@ def test_an_overload_fires_and_its_end_ends_it(live: Live) -> None:
     }
     if live.prom.query("min_over_time(up[5m]) == 0"):
         # A machine that is busy elsewhere kept the answer from Prometheus: told, and rightly.
-        explained.add("UllageReplicaDown")
+        explained |= {"UllageReplicaDown", "UllageNothingToWatch"}
     assert seen <= expected | explained
     live.prom.until(lambda: not live.firing(), 60.0, "silence again")
 
@@ -161,7 +168,7 @@ def test_an_engine_that_is_gone_fires_and_its_return_ends_it(live: Live) -> None
     live.prom.until(lambda: "UllageReplicaDown" in live.firing(), 60.0, "down is told")
     again = start_server(live.model_dir, options(), served_model_name="tiny", port=port)
     try:
-        live.prom.until(lambda: "UllageRestarted" in live.firing(), 30.0, "the restart is told")
+        live.prom.until(lambda: "UllageRestarted" in live.firing(), 60.0, "the restart is told")
         live.prom.until(lambda: not live.firing(), 60.0, "silence again")
     finally:
         again.stop()
