@@ -306,6 +306,7 @@ def test_a_key_guards_embeddings_and_no_probe(bert: Path) -> None:
         ({"enable_control_routes": True, "api_key": "k"}, "--enable-control-routes"),
         ({"trace": "/nowhere/trace.json"}, "--trace"),
         ({"lora_modules": {"a": "b"}}, "--lora-modules"),
+        ({"probe_quality": True}, "--probe-quality"),
     ],
 )
 def test_what_only_generating_servers_have_is_refused(

@@ -60,6 +60,7 @@ def guarded(model_dir: Path) -> Iterator[ServerHandle]:
         served_model_name="tiny",
         api_key=KEY,
         enable_control_routes=True,
+        probe_quality=True,
         max_num_queued_reqs=16,
     )
     yield handle

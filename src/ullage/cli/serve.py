@@ -113,6 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="/ullage/kv, /ullage/cancel_oldest, /ullage/drain; needs --api-key",
     )
     parser.add_argument(
+        "--probe-quality",
+        action="store_true",
+        help="watch answers for loops, early ends, lost confidence, another script: on /metrics, "
+        "and with --enable-control-routes at /ullage/quality",
+    )
+    parser.add_argument(
         "--trace", metavar="FILE", help="write a Chrome trace of every step to FILE"
     )
     parser.add_argument(
@@ -153,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
         shutdown_timeout_s=args.shutdown_timeout,
         trace=args.trace,
         pooler_config=_pooler_config(args.pooler_config),
+        probe_quality=args.probe_quality,
     )
     run_server(
         args.model,

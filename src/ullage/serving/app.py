@@ -57,6 +57,7 @@ class ServeOptions:
     shutdown_timeout_s: float | None = None
     trace: str | Path | None = None
     pooler_config: Mapping[str, object] | None = None
+    probe_quality: bool = False
 
 
 class _Protocol(H11Protocol):
@@ -140,6 +141,7 @@ def start_server(
     enable_control_routes: bool = False,
     trace: str | Path | None = None,
     pooler_config: Mapping[str, object] | None = None,
+    probe_quality: bool = False,
 ) -> ServerHandle:
     """Load `model`, serve it from a thread of this process, return when it is warm.
 
@@ -158,6 +160,7 @@ def start_server(
         enable_control_routes=enable_control_routes,
         trace=trace,
         pooler_config=pooler_config,
+        probe_quality=probe_quality,
     )
     listener = listening_socket(host, port, api_key)
     try:
@@ -301,6 +304,7 @@ def _build(
         max_num_queued_reqs=serve.max_num_queued_reqs,
         max_num_queued_tokens=serve.max_num_queued_tokens,
         enable_control_routes=serve.enable_control_routes,
+        probe_quality=serve.probe_quality,
     )
     served: Engine | Embedder
     if found.anatomy.spec.kind == "encoder":
@@ -338,6 +342,7 @@ def _require_none_of_a_decoder(serve: ServeOptions) -> None:
         "--enable-control-routes": serve.enable_control_routes,
         "--trace": serve.trace,
         "--max-num-queued-tokens": serve.max_num_queued_tokens,
+        "--probe-quality": serve.probe_quality,
     }
     for flag, value in asked.items():
         if value:

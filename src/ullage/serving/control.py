@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from ullage.serving.fields import BadRequest, Boolean, Field, Number, read_fields
 from ullage.serving.loop import EngineLoop
+from ullage.serving.quality import AnswerWatch
 
 CANCEL: tuple[Field, ...] = (
     Field(
@@ -30,9 +31,15 @@ class Control:
     """The handlers, over one engine's loop."""
 
     loop: EngineLoop
+    answers: AnswerWatch | None = None
 
     async def kv(self, _: Request) -> Response:
         return JSONResponse(_plain(await self.loop.call(lambda engine: engine.kv_report())))
+
+    async def quality(self, _: Request) -> Response:
+        answers = self.answers
+        assert answers is not None, "served only where answers are watched"
+        return JSONResponse(await self.loop.call(lambda _: answers.document()))
 
     async def cancel_oldest(self, request: Request) -> Response:
         ask = read_fields(CANCEL, _query(request))

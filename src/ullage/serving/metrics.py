@@ -34,6 +34,7 @@ from ullage.serving.metric_table import (
     REJECTIONS,
     one_two_five,
 )
+from ullage.serving.quality import AnswerWatch
 
 ENGINE_INDEX = "0"
 LABELS = ("model_name", "engine")
@@ -49,10 +50,10 @@ class EngineMetrics:
     """One engine's metrics. Written by the engine's thread, rendered by the HTTP loop."""
 
     def __init__(self, engine: Engine, model_name: str) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self._labels = labels = {"model_name": model_name, "engine": ENGINE_INDEX}
+        self.labels = labels = {"model_name": model_name, "engine": ENGINE_INDEX}
         self._gauges = {
             name: Gauge(name, text, LABELS, registry=registry).labels(**labels)
             for name, text in GAUGES.items()
@@ -92,6 +93,7 @@ class EngineMetrics:
             ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
             registry=registry if engine.options.enable_lora else None,
         )
+        self.answers: AnswerWatch | None = None
         self._utilization_again_s = 0.0
         self._waits: Mapping[str, int] = {}
         # A gauge that nobody set says 0, which of a pool's bytes or an age is not true.
@@ -99,7 +101,7 @@ class EngineMetrics:
 
     def render(self) -> bytes:
         """The text exposition of everything."""
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     # --- called from the HTTP loop ---
 
@@ -141,6 +143,8 @@ class EngineMetrics:
                 self._histograms["vllm:inter_token_latency_seconds"].observe(
                     output.since_previous_s
                 )
+        if self.answers is not None:
+            self.answers.take(report.outputs)
         self._waits = report.plan.waits
         self.observe_state(engine)
 
@@ -185,6 +189,8 @@ class EngineMetrics:
     def observe_finished(self, request: Request) -> None:
         """Account for a request that ended, whatever the reason."""
         assert request.finish_reason is not None
+        if self.answers is not None:
+            self.answers.gone(request)
         self._labelled_counters["vllm:request_success"][request.finish_reason.value].inc()
         if request.expired:
             self._counters["ullage_deadline_exceeded"].inc()
@@ -247,15 +253,15 @@ class EngineMetrics:
         """Every series of every metric of the table, so that none is absent before its first."""
         found: dict[str, dict[str, Series]] = {}
         for name, (text, label, values) in table.items():
-            metric = kind(name, text, (*LABELS, label), registry=self._registry)
+            metric = kind(name, text, (*LABELS, label), registry=self.registry)
             found[name] = {
-                value: metric.labels(**self._labels, **{label: value}) for value in values
+                value: metric.labels(**self.labels, **{label: value}) for value in values
             }
         return found
 
     def _info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
         """Facts as labels of a gauge that is always 1, as vLLM does it."""
-        gauge = Gauge(name, text, ("engine", *labels), registry=self._registry)
+        gauge = Gauge(name, text, ("engine", *labels), registry=self.registry)
         gauge.labels(engine=ENGINE_INDEX, **labels).set(1)
 
 

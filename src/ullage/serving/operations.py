@@ -160,6 +160,14 @@ CONTROL_OPERATIONS: tuple[Operation, ...] = (
         refusals=(500,),
     ),
     Operation(
+        "quality",
+        "GET",
+        "/ullage/quality",
+        "What recent answers are like, against those before them.",
+        {200: _json({"type": "object"})},
+        refusals=(500,),
+    ),
+    Operation(
         "cancel_oldest",
         "POST",
         "/ullage/cancel_oldest",

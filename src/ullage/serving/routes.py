@@ -33,6 +33,7 @@ from ullage.serving.operations import (
     Operation,
 )
 from ullage.serving.probes import Probes
+from ullage.serving.quality import AnswerWatch
 from ullage.serving.trace import Trace
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -50,6 +51,7 @@ class ServerSettings:
     enable_control_routes: bool = False
     body_timeout_s: float = BODY_TIMEOUT_S
     trace: Trace | None = None
+    probe_quality: bool = False
 
 
 def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
@@ -60,6 +62,8 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
     if engine.tokenizer is None:
         raise ValueError("serving needs an engine with a tokenizer")
     metrics = EngineMetrics(engine, settings.model_name)
+    if settings.probe_quality:
+        metrics.answers = AnswerWatch(engine, metrics.registry, metrics.labels)
     loop = EngineLoop(
         engine,
         metrics,
@@ -76,12 +80,17 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
     )
     completions = Completions(loop, engine.tokenizer, models, settings.body_timeout_s)
     tokens = Tokens(models, engine.tokenizer)
-    control = Control(loop)
+    control = Control(loop, metrics.answers)
     probes = Probes(loop, metrics)
     operations = (
         *OPERATIONS,
         *(LORA_OPERATIONS if engine.options.enable_lora else ()),
-        *(CONTROL_OPERATIONS if settings.enable_control_routes else ()),
+        *(
+            operation
+            for operation in CONTROL_OPERATIONS
+            if settings.enable_control_routes
+            and (settings.probe_quality or operation.name != "quality")
+        ),
     )
     described = document(operations, with_key=settings.api_key is not None)
 
@@ -103,6 +112,7 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
         "load_lora": models.load_lora,
         "unload_lora": models.unload_lora,
         "kv": control.kv,
+        "quality": control.quality,
         "cancel_oldest": control.cancel_oldest,
         "drain": control.drain,
     }
