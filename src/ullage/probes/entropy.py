@@ -94,7 +94,7 @@ def attention_rows(
         kinds.add(len(values))
     if len(kinds) > 1:
         raise ValueError("pieces with values and without")
-    return _readings(count.counted(), visible_R, sinks_H)
+    return readings_of(count.counted(), visible_R, sinks_H)
 
 
 def _check(q_RHD: torch.Tensor, k_SKD: torch.Tensor, end: int, sight: Sight) -> None:
@@ -113,9 +113,10 @@ def _num_seen(low_R: torch.Tensor, high_R: torch.Tensor, keep: torch.Tensor | No
     return before[high_R.clamp(max=len(keep))] - before[low_R.clamp(max=len(keep))]
 
 
-def _readings(
-    counted: Counted, visible_R: torch.Tensor, sinks_H: torch.Tensor | None
+def readings_of(
+    counted: Counted, visible_R: torch.Tensor, sinks_H: torch.Tensor | None = None
 ) -> RowReadings:
+    """What the sums say; `counted.output_RHD` is not yet divided by them."""
     whole, output_RHD = counted.whole, counted.output_RHD
     # Where nothing was seen 0/0 says NaN by itself; of the highest score it must be said.
     top_RH = torch.where(whole.total == 0, math.nan, whole.top)

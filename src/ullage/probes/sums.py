@@ -274,10 +274,15 @@ class CompiledCount:
         )  # fmt: skip
 
     def counted(self) -> Counted:
-        top, total, moment, *band, first = self._sums_RHX.unbind(-1)
-        seen = (first > -math.inf).to(first.dtype) + 0 * first.clamp(min=0)
-        alone = Sums(first, seen, torch.zeros_like(first))
-        return Counted(Sums(top, total, moment), Sums(*band), alone, self._output_RHD)
+        return counted_of(self._sums_RHX, self._output_RHD)
+
+
+def counted_of(sums_RHX: torch.Tensor, output_RHD: torch.Tensor | None) -> Counted:
+    """The sums of `kernels.entropy` by name."""
+    top, total, moment, *band, first = sums_RHX.unbind(-1)
+    seen = (first > -math.inf).to(first.dtype) + 0 * first.clamp(min=0)
+    alone = Sums(first, seen, torch.zeros_like(first))
+    return Counted(Sums(top, total, moment), Sums(*band), alone, output_RHD)
 
 
 def _readable(x: torch.Tensor) -> bool:
