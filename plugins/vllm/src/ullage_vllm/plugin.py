@@ -27,9 +27,19 @@ def general() -> None:
             from ullage_vllm import engine
 
             engine.add_methods(EngineCore)
+            if versions.probe_every():
+                _add_probe(EngineCore)
             _say_if_unnamed()
         except Exception as error:  # it must not stop a server
             _warn(f"steps aside: {error!r}")
+
+
+def _add_probe(engine_core: type) -> None:
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    from ullage_vllm import worker
+
+    worker.add_methods(engine_core, WorkerBase)
 
 
 def endpoint() -> Endpoint:
@@ -47,6 +57,7 @@ class Endpoint:
         self._on = on
         self.site: Any = None
         self._watching: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
 
     def attach_router(self, app: Any) -> None:
         if self._on:
@@ -74,6 +85,8 @@ class Endpoint:
         self.site, watching = await _build(engine_client, args)
         self._watching = asyncio.get_running_loop().create_task(watching.run())
         self._watching.add_done_callback(lambda task: _ended(task, watching))
+        if versions.probe_every() and not self.site.missing:
+            self._probing = await _begin_probe(engine_client, self.site)
 
 
 async def _build(client: Any, args: Any) -> tuple[Any, Any]:
@@ -113,6 +126,36 @@ async def _build(client: Any, args: Any) -> tuple[Any, Any]:
             PrometheusStatLogger._counter_cls,
         )
     return site, metrics.Watching(cores, drain or draining.Draining(), series)
+
+
+async def _begin_probe(client: Any, site: Any) -> asyncio.Task[None] | None:
+    """Have every worker look at attention, and its series renewed by the first API process."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+    from vllm.version import __version__ as version
+
+    from ullage_vllm import engines, probe, probe_series, routes
+
+    probing = probe.Probing(client, site.engines, f"vLLM {version}")
+    try:
+        found = probe.state(await probing.ask("attach", every=versions.probe_every()))
+    except (routes.Refusal, engines.NoAnswer) as error:
+        site.no_probe = f"the probe steps aside: {error}"
+        _warn(f"does not look at attention: {error}")
+        return None
+    for sentence in found["not_read"][:3]:
+        _warn(f"does not read {sentence}")
+    site.probing = probing
+    core = client.engine_core
+    if not client.log_stats or core.client_index != 0:
+        return None
+    series = probe_series.ProbeSeries(
+        probing,
+        client.vllm_config.model_config.served_model_name,
+        site.engines.indexes,
+        PrometheusStatLogger._gauge_cls,
+        PrometheusStatLogger._counter_cls,
+    )
+    return asyncio.get_running_loop().create_task(series.run())
 
 
 async def _attached(cores: Any) -> str:

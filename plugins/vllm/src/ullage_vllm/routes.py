@@ -18,6 +18,7 @@ from ullage_vllm import engines as together
 from ullage_vllm.draining import Draining
 from ullage_vllm.engines import Engines, NoAnswer
 from ullage_vllm.keys import OWN_KEY, Keys
+from ullage_vllm.versions import PROBE_SWITCH
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -67,6 +68,9 @@ class Site:
     ) -> None:
         self.engines, self.draining, self.keys = engines, draining, keys
         self.count_cancelled, self.missing = count_cancelled, missing
+        self.probing: Any = None
+        """`probe.Probing`, where the probe is on."""
+        self.no_probe = f"the probe is off: start vLLM with {PROBE_SWITCH}=1"
 
     # --- the routes ---
 
@@ -127,6 +131,20 @@ class Site:
             in_flight = None
         return {"draining": draining.asked, "in_flight": in_flight}
 
+    async def entropy(self, query: dict[str, str]) -> tuple[int, Any]:
+        return 200, await self._need_probing().entropy(query)
+
+    async def sample(self, query: dict[str, str]) -> tuple[int, Any]:
+        return 200, await self._need_probing().sample(query)
+
+    async def attention(self, body: bytes) -> tuple[int, Any]:
+        return 200, await self._need_probing().attention(body)
+
+    def _need_probing(self) -> Any:
+        if self.probing is None:
+            raise Refusal(501, self.no_probe)
+        return self.probing
+
     def _need_engines(self) -> None:
         if self.missing:
             raise Refusal(501, self.missing)
@@ -137,12 +155,18 @@ class Site:
         return self.draining
 
 
-ROUTES = {
+ROUTES: dict[tuple[str, str], Callable[[Site, Any], Awaitable[tuple[int, Any]]]] = {
     ("GET", "/ullage/kv"): Site.kv,
     ("POST", "/ullage/cancel_oldest"): Site.cancel_oldest,
     ("GET", "/ullage/drain"): Site.drained,
     ("POST", "/ullage/drain"): Site.drain,
+    ("GET", "/ullage/entropy"): Site.entropy,
+    ("POST", "/ullage/entropy"): Site.sample,
+    ("POST", "/ullage/attention"): Site.attention,
 }
+WITH_BODY = frozenset({("POST", "/ullage/attention")})
+"""Asked by what they are sent; all others by their query."""
+MOST_BODY_BYTES = 4 << 20
 
 
 def cancel_query(query: dict[str, str]) -> tuple[float, bool]:
@@ -178,7 +202,7 @@ class Middleware:
             return await self._app(scope, receive, send)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if scope["type"] == "http" and path.startswith(PREFIX):
-            return await _answer(site, path, scope, send)
+            return await _answer(site, path, scope, receive, send)
         if site.draining is None or not asks_the_model(scope, path):
             return await self._app(scope, receive, send)
         # Entered before the question whether to drain: whoever is let in is counted.
@@ -198,7 +222,7 @@ def asks_the_model(scope: Scope, path: str) -> bool:
     return scope["method"] == "POST" and path not in NOT_WORK and not ends_a_response
 
 
-async def _answer(site: Site, path: str, scope: Scope, send: Send) -> None:
+async def _answer(site: Site, path: str, scope: Scope, receive: Receive, send: Send) -> None:
     headers: list[tuple[bytes, bytes]] = []
     try:
         _let_in(site.keys, scope)
@@ -207,7 +231,13 @@ async def _answer(site: Site, path: str, scope: Scope, send: Send) -> None:
             allowed = [method for method, known in ROUTES if known == path]
             headers = [(b"allow", ", ".join(allowed).encode())] if allowed else []
             raise Refusal(405 if allowed else 404, f"no route {scope['method']} {path[:80]}")
-        status, content = await route(site, _query(scope))
+        asked = _query(scope)
+        if (scope["method"], path) in WITH_BODY:
+            for name in asked:
+                raise Refusal(400, f"{name[:80]!r} is not a parameter of this route", name[:80])
+            status, content = await route(site, await _body(receive))
+        else:
+            status, content = await route(site, asked)
     except Refusal as refusal:
         status, content = refusal.status, error(str(refusal), refusal.status, refusal.param)
     except NoAnswer as silence:
@@ -236,6 +266,17 @@ def _query(scope: Scope) -> dict[str, str]:
             raise Refusal(400, f"{name[:80]!r} is given twice", name[:80])
         found[name] = value
     return found
+
+
+async def _body(receive: Receive) -> bytes:
+    found = bytearray()
+    while True:
+        message = await receive()
+        found += message.get("body", b"")
+        if len(found) > MOST_BODY_BYTES:
+            raise Refusal(413, f"a body of more than {MOST_BODY_BYTES} bytes")
+        if not message.get("more_body", False):
+            return bytes(found)
 
 
 async def _refuse_new(scope: Scope, send: Send) -> None:

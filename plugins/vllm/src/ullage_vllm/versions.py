@@ -10,12 +10,25 @@ import re
 
 SWITCH = "ULLAGE_VLLM"
 """Nothing is added to vLLM unless this variable is 1."""
+PROBE_SWITCH = "ULLAGE_VLLM_PROBE"
+"""Attention is looked at only where this is 1, or the number of decode steps per one looked at."""
+PROBE_EVERY = 16
 KNOWN = ((0, 30), (0, 31), (0, 32), (0, 33))
 """vLLM's minor versions whose insides were read."""
 
 
 def asked_for() -> bool:
     return os.environ.get(SWITCH) == "1"
+
+
+def probe_every() -> int:
+    """One in so many decode steps is looked at; 0: the probe is off. Raises ValueError."""
+    told = os.environ.get(PROBE_SWITCH, "").strip()
+    if told in ("", "0"):
+        return 0
+    if not told.isdecimal():
+        raise ValueError(f"{PROBE_SWITCH}: found {told[:40]!r}, expected 1 or a number of steps")
+    return PROBE_EVERY if told == "1" else int(told)
 
 
 def minor(version: str) -> tuple[int, int] | None:

@@ -1,0 +1,305 @@
+"""The probe of one worker process of vLLM: which steps it looks at, and what it keeps of them.
+
+Holds the choice of steps and rows and what becomes of them; hooks are `steps`, vLLM's layers
+`layers`, the arithmetic `entropy`, who asks `worker`. While no step is looked at nothing of vLLM's
+is replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ullage_vllm import entropy
+from ullage_vllm.layers import MASKS, Layer, Unreadable, fetches, layers_of
+from ullage_vllm.memory import Memory
+from ullage_vllm.steps import Caught, Rows, Step, Want
+
+log = logging.getLogger("vllm.ullage")
+
+ROWS_A_STEP = 2
+"""Decode rows of one sampled step; over steps every request gets its turn."""
+MAX_WATCHES = 4
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""How far attention may be from vLLM's own, of the largest value that it weighs: half-precision
+kernels round the weights. A cache that is read wrongly is off by the whole."""
+
+
+@dataclass
+class Watch:
+    """A prompt that an operator asked for. `left`: positions that are still to be read."""
+
+    positions: tuple[int, ...] | None
+    num_rows: int
+    weights: dict[str, int] | None
+    memory: Memory | None = None
+    left: tuple[int, ...] = ()
+    found_weights: list[float] | None = None
+    tokens: int = 0
+    failure: str = ""
+
+
+@dataclass
+class Counts:
+    """Since the start. `seconds`: of reading, the forward itself left out."""
+
+    steps: int = 0
+    sampled: int = 0
+    missed: int = 0
+    rows: int = 0
+    without_graph: int = 0
+    seconds: float = 0.0
+
+
+class Misread(Exception):
+    """What was read of a layer does not give what vLLM computed."""
+
+
+class Probe:
+    """Looks at one in `every` steps that decode; 0: at none but what is watched."""
+
+    def __init__(self, worker: Any, every: int) -> None:
+        self.runner, self.every = worker.model_runner, every
+        self.layers, self.refused = layers_of(self.runner)
+        self.counts, self.watches = Counts(), dict[str, Watch]()
+        self.last_miss = ""
+        self.memory = Memory(self.layers)
+        self._unchecked = {layer.name for layer in self.layers}
+        self._turn = 0
+        self.follow()
+
+    def follow(self) -> None:
+        """Stand in vLLM's way only while there is something to look at."""
+        own = vars(self.runner)
+        if (self.every or self.watches) and self.layers:
+            if "execute_model" not in own:
+                inner = self.runner.execute_model
+                self.runner.execute_model = functools.wraps(inner)(
+                    functools.partial(self._execute, inner)
+                )
+        else:
+            own.pop("execute_model", None)
+
+    def _execute(self, inner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        wants = self._wants(scheduler_output)
+        if not wants:
+            return inner(scheduler_output, *args, **kwargs)
+        step = Step(self.runner, scheduler_output, wants, self._to_check(wants))
+        with step.hooked(self.layers):
+            result = inner(scheduler_output, *args, **kwargs)
+        start_s = time.perf_counter()
+        self.counts.without_graph += step.without_graph
+        try:
+            with torch.inference_mode():
+                self._take(step)
+        except Exception as error:
+            self._miss(step, str(error) if isinstance(error, Unreadable) else repr(error))
+        self.counts.seconds += time.perf_counter() - start_s
+        return result
+
+    # --- which rows ---
+
+    def _wants(self, scheduled: Any) -> list[Want]:
+        counts = scheduled.num_scheduled_tokens
+        wants = list(self._watched(scheduled)) if self.watches else []
+        if not self.every:
+            return wants
+        drafts = scheduled.scheduled_spec_decode_tokens
+        if 1 not in counts.values() and not drafts:
+            return wants
+        self.counts.steps += 1
+        if self.counts.steps % self.every:
+            return wants
+        taken = {want.request_id for want in wants}
+        decoding = [
+            one
+            for one, count in counts.items()
+            if (count == 1 or one in drafts) and one not in taken
+        ]
+        for at in range(min(ROWS_A_STEP, len(decoding))):
+            wants.append(Want(decoding[(self._turn + at) % len(decoding)], (0,)))
+        self._turn += ROWS_A_STEP
+        return wants
+
+    def _watched(self, scheduled: Any) -> Iterator[Want]:
+        computed = {one.req_id: one.num_computed_tokens for one in scheduled.scheduled_new_reqs}
+        cached = scheduled.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for new in scheduled.scheduled_new_reqs:
+            key = self._key(new.req_id)
+            if key and self.watches[key].positions is None:
+                self._begin(self.watches[key], len(new.prompt_token_ids or ()))
+        for request_id, count in scheduled.num_scheduled_tokens.items():
+            key = self._key(request_id)
+            if key and request_id in computed:
+                first = computed[request_id]
+                places = [
+                    at - first for at in self.watches[key].left if first <= at < first + count
+                ]
+                if places:
+                    yield Want(request_id, tuple(places), key)
+
+    def _key(self, request_id: str) -> str | None:
+        """vLLM adds a suffix to the ids that it is given."""
+        return next((key for key in self.watches if request_id.startswith(key)), None)
+
+    def _begin(self, watch: Watch, tokens: int) -> None:
+        watch.tokens = tokens
+        count = min(watch.num_rows, tokens)
+        chosen = {round((at + 1) * tokens / count) - 1 for at in range(count)}
+        if watch.weights is not None:
+            row = watch.weights["row"]
+            if row >= tokens:
+                watch.failure = f"row: found {row}, expected below {tokens}, the prompt's tokens"
+            else:
+                chosen.add(row)
+        watch.positions = watch.left = tuple(sorted(chosen))
+        watch.memory = Memory(self.layers, capacity=len(chosen))
+
+    def _to_check(self, wants: Sequence[Want]) -> frozenset[str]:
+        """Whose output is held against vLLM's: all at first and of prompts, then one in turn."""
+        if any(want.watch for want in wants):
+            return frozenset(layer.name for layer in self.layers)
+        one = self.layers[self.counts.sampled % len(self.layers)].name
+        return frozenset({*self._unchecked, one})
+
+    # --- what was caught ---
+
+    def _take(self, step: Step) -> None:
+        if step.failure:
+            raise Unreadable(step.failure)
+        silent = [layer.name for layer in self.layers if layer.name not in step.caught]
+        if silent:
+            raise Unreadable(f"{len(silent)} layers were not called in Python, first {silent[0]}")
+        known: dict[int, Any] = {}
+        for layer in self.layers:
+            caught = step.caught[layer.name]
+            at = 0
+            table = known.setdefault(id(caught.metadata), _Tables(caught.metadata, layer))
+            for rows in step.rows:
+                count = len(rows.want.places)
+                part = slice(at, at + count)
+                at += count
+                try:
+                    self._read(layer, caught, part, rows, table)
+                except Misread as reason:
+                    self._refuse(layer, str(reason))
+                    break
+        drawn = sum(1 for rows in step.rows if rows.want.watch is None)
+        if drawn:
+            self.counts.sampled += 1
+            self.counts.rows += drawn
+        for rows in step.rows:
+            if rows.want.watch is not None:
+                watch = self.watches[rows.want.watch]
+                done = {table.first_position(rows) + place for place in rows.want.places}
+                watch.left = tuple(one for one in watch.left if one not in done)
+
+    def _read(self, layer: Layer, caught: Caught, part: slice, rows: Rows, table: _Tables) -> None:
+        first = table.first_position(rows)
+        positions = [first + place for place in rows.want.places]
+        keys, values = fetches(layer, caught.cache, table.blocks(rows))
+        check = caught.output_RHD is not None
+        found = entropy.read(
+            caught.q_RHD[part], positions, keys, layer.rule, values if check else None
+        )
+        if caught.output_RHD is not None:
+            self._check(layer, found.output_RHD, caught.output_RHD[part], values, positions)
+        watch = self.watches.get(rows.want.watch or "")
+        memory = self.memory if watch is None else watch.memory
+        assert memory is not None
+        memory.add(layer, found.columns_RHC, positions)
+        if watch is not None and watch.weights is not None:
+            asked = watch.weights
+            if asked["layer"] == layer.number and asked["row"] in positions:
+                at = positions.index(asked["row"])
+                watch.found_weights = entropy.weights(
+                    caught.q_RHD[part][at], asked["row"], keys, layer.rule, asked["head"]
+                )
+
+    def _check(
+        self, layer: Layer, ours: Any, theirs: torch.Tensor, values: Any, positions: list[int]
+    ) -> None:
+        """Raises unless the weights that were read give the output that vLLM computed."""
+        last = positions[-1]
+        largest = values(layer.rule.low(last), last + 1).abs().max().clamp(min=1e-30)
+        off = float((ours - theirs).abs().max() / largest)
+        bound = TOLERANCE[self.runner.model_config.dtype]
+        if off == off and off > bound:
+            raise Misread(f"vLLM's output is {off:.1%} of a value away from what was read")
+        self._unchecked.discard(layer.name)
+
+    def _refuse(self, layer: Layer, reason: str) -> None:
+        """From now on: it is not attention as its rule says, or its cache lies otherwise."""
+        self.layers = [one for one in self.layers if one.name != layer.name]
+        self.refused.append(f"{layer.name}: {reason}")
+        self.memory.forget(layer)
+        for watch in self.watches.values():
+            if watch.memory is not None:
+                watch.memory.forget(layer)
+        _warn(f"does not read {layer.name}: {reason}")
+        self.follow()
+
+    def _miss(self, step: Step, reason: str) -> None:
+        self.last_miss = reason
+        if any(want.watch is None for want in step.wants):
+            self.counts.missed += 1
+        for want in step.wants:
+            if want.watch is not None and want.watch in self.watches:
+                self.watches[want.watch].failure = reason
+        _warn(f"missed a step that it meant to look at: {reason}")
+
+    # --- answers ---
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "every": self.every,
+            **vars(self.counts),
+            "last_miss": self.last_miss,
+            "not_read": list(self.refused),
+        }
+
+
+class _Tables:
+    """Of one group of layers: where each request's rows and blocks are, taken to the host once."""
+
+    def __init__(self, metadata: Any, layer: Layer) -> None:
+        for name in MASKS:
+            if getattr(metadata, name, None) is not None:
+                raise Unreadable(f"{layer.name}: a mask by {name}")
+        if getattr(metadata, "causal", True) is not True:
+            raise Unreadable(f"{layer.name}: its attention is not causal")
+        self._starts = metadata.query_start_loc.tolist()
+        own = metadata.decode if layer.method == "forward_mqa" else metadata
+        if own is None:
+            raise Unreadable(f"{layer.name}: no decode rows in latent form")
+        self._lengths, self._table = own.seq_lens.tolist(), own.block_table
+
+    def first_position(self, rows: Rows) -> int:
+        """Of the request's first query row. Raises where the batch is not as it was taken for."""
+        number = rows.number
+        begin, end = self._starts[number : number + 2]
+        if (begin, end - begin) != (rows.first, rows.count) or number >= len(self._lengths):
+            raise Unreadable("the batch is in another order than was read")
+        return int(self._lengths[number]) - rows.count
+
+    def blocks(self, rows: Rows) -> torch.Tensor:
+        found: torch.Tensor = self._table[rows.number]
+        return found
+
+
+_warned: set[str] = set()
+
+
+def _warn(sentence: str) -> None:
+    """Each kind once in a process: a step that is missed again says nothing new."""
+    kind = sentence[:40]
+    if kind not in _warned:
+        _warned.add(kind)
+        log.warning("ullage %s", sentence)
