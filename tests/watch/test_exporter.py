@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.watch import sights
 from ullage.findings.finding import Severity
+from ullage.telemetry.gpus import REASONS, throttled_because
 from ullage.telemetry.snapshot import Gpu
 from ullage.watch.exporter import CONTENT_TYPE, METRICS, Exporter, create_app, exposition
 from ullage.watch.rule import Judged
@@ -23,7 +24,8 @@ JUDGED = (
     Judged(sights.URL, sights.lacking()),
     Judged("", sights.fired("W010", "balance", Severity.info)),
 )
-GPU = Gpu("0", "H200", 7e10, 1.5e11, 0.97, 1.41e9, 1.98e9, 690, 81)
+HELD = ("hw_thermal_slowdown", "sw_power_cap")
+GPU = Gpu("0", "H200", 7e10, 1.5e11, 0.97, 1.41e9, 1.98e9, 690, 81, HELD, 79.0, xid_s=1.7e9)
 
 
 def whole():
@@ -89,6 +91,11 @@ def test_the_page_says_what_is_known():
     assert value(page, "ttft_seconds", url=sights.URL, q="0.5", bound="low") == 0.25
     assert value(page, "ttft_seconds", url=sights.URL, q="0.99", bound="high") == math.inf
     assert value(page, "gpu_busy_ratio", url=sights.URL, gpu="0") == 0.97
+    assert value(page, "gpu_clock_reasons", url=sights.URL, gpu="0") == 2
+    for reason in HELD:
+        assert value(page, "gpu_clock_held", url=sights.URL, gpu="0", reason=reason) == 1
+    assert value(page, "gpu_last_xid", url=sights.URL, gpu="0") == 79
+    assert value(page, "gpu_last_xid_timestamp_seconds", url=sights.URL, gpu="0") == 1.7e9
     info = {"engine": "vllm", "version": "0.32.0", "model": "acme/seven-b"}
     assert value(page, "replica_info", url=sights.URL, **info) == 1
     began = {"url": sights.URL, "rule": "W001"}
@@ -149,6 +156,40 @@ def test_labels_from_outside_stay_labels_and_few():
     ) == sum(range(500))
     assert all(len(text) <= 200 for _, at in found for _, text in at)
     assert sum(1 for name, _ in found if name == "ullage_watch_up") == 3
+
+
+def on_gpus(*gpus: Gpu) -> dict[tuple[str, str, str], float]:
+    """(Name, GPU, reason) → value, of every series about clocks and Xids."""
+    page = exposition(sights.sight(sights.view(now=sights.snapshot(gpus=gpus))), 1)
+    return {
+        (name.removeprefix("ullage_watch_gpu_"), dict(at)["gpu"], dict(at).get("reason", "")): v
+        for (name, at), v in samples(page).items()
+        if "clock_held" in name or "clock_reasons" in name or "xid" in name
+    }
+
+
+def test_a_gpu_that_is_well_says_0_and_one_that_says_nothing_has_no_series():
+    well = Gpu("0", throttled_because=(), xid_errors=0.0)
+    assert on_gpus(well, Gpu("1")) == {
+        ("clock_reasons", "0", ""): 0,
+        ("last_xid", "0", ""): 0,
+    }
+
+
+def test_every_bit_of_the_driver_has_a_name_or_is_other():
+    everything = throttled_because(2.0**53 - 1)
+    assert everything is not None and len(everything) > 40
+    found = on_gpus(Gpu("3", throttled_because=everything))
+    reasons = {reason for name, _, reason in found if name == "clock_held"}
+    assert reasons == {*REASONS.values(), "other"}
+    assert found["clock_reasons", "3", ""] == len(everything)
+
+
+def test_two_gpus_of_one_index_are_no_series_twice():
+    """A replica on two hosts: `samples` fails on a series that is there twice."""
+    one = Gpu("0", throttled_because=HELD[:1], xid_errors=0.0)
+    other = Gpu("0", throttled_because=HELD[1:], xid_errors=79.0)
+    assert ("clock_held", "0", HELD[0]) in on_gpus(one, other)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -10,8 +10,9 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from ullage.telemetry.gpus import REASONS
 from ullage.telemetry.snapshot import Gpu, Histograms
 from ullage.watch.figures import Figures, figures_of
 from ullage.watch.sight import Sight
@@ -22,6 +23,7 @@ MAX_LABEL = 200
 MAX_REASONS = 8
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[Labels, float]
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,14 @@ GPUS: Mapping[str, tuple[str, str]] = {
     "max_sm_clock_hz": ("gpu_max_sm_clock_hertz", "Highest clock of the multiprocessors."),
     "power_watts": ("gpu_power_watts", "Power that the GPU draws."),
     "temperature_celsius": ("gpu_temperature_celsius", "Temperature of the GPU."),
+    "xid_errors": (
+        "gpu_last_xid",
+        "Code of the GPU's last Xid error, 0 for none; it stays, whatever was mended since.",
+    ),
+    "xid_s": (
+        "gpu_last_xid_timestamp_seconds",
+        "When that error was seen to come, in Unix time; none if it was there from the start.",
+    ),
 }
 
 
@@ -184,15 +194,33 @@ def _spread(field: Histograms) -> Callable[[Round], Iterator[Sample]]:
 
 def _gpu(field: str) -> Callable[[Round], Iterator[Sample]]:
     def samples(made: Round) -> Iterator[Sample]:
-        for one in made.figures:
-            seen: set[str] = set()
-            for gpu in one.gpus:
-                value = getattr(gpu, field)
-                if value is not None and gpu.index not in seen:
-                    seen.add(gpu.index)
-                    yield (*_of(one), ("gpu", gpu.index)), value
+        yield from _of_gpus(made, lambda gpu: getattr(gpu, field))
 
     return samples
+
+
+def _of_gpus(made: Round, told: Callable[[Gpu], Told | None]) -> Iterator[tuple[Labels, Told]]:
+    """What each GPU tells, with its labels; of two with one index the first that tells it."""
+    for one in made.figures:
+        seen: set[str] = set()
+        for gpu in one.gpus:
+            value = told(gpu)
+            if value is not None and gpu.index not in seen:
+                seen.add(gpu.index)
+                yield (*_of(one), ("gpu", gpu.index)), value
+
+
+def _gpu_clock_reasons(made: Round) -> Iterator[Sample]:
+    for labels, reasons in _of_gpus(made, lambda gpu: gpu.throttled_because):
+        yield labels, float(len(reasons))
+
+
+def _gpu_clock_held(made: Round) -> Iterator[Sample]:
+    """A bit that has no name here is `other`, so that no driver bounds the page."""
+    known = frozenset(REASONS.values())
+    for labels, reasons in _of_gpus(made, lambda gpu: gpu.throttled_because):
+        for reason in sorted({one if one in known else "other" for one in reasons}):
+            yield (*labels, ("reason", reason)), 1.0
 
 
 def _up(made: Round) -> Iterator[Sample]:
@@ -302,6 +330,12 @@ METRICS: tuple[Metric, ...] = (
         for field, (name, text) in SPREADS.items()
     ),
     *(Metric(name, text, _gpu(field)) for field, (name, text) in GPUS.items()),
+    Metric(
+        "gpu_clock_reasons",
+        "For how many reasons the driver holds the GPU's clocks down, idleness aside.",
+        _gpu_clock_reasons,
+    ),
+    Metric("gpu_clock_held", "1 for each of those reasons.", _gpu_clock_held),
     Metric("rule_fired", "1 while a rule fires, 0 while it is clear.", _rule_fired),
     Metric("rules_not_evaluable", "Rules that lack what they need to judge.", _not_evaluable),
     Metric(

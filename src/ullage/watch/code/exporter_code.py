@@ -179,6 +179,18 @@ def _load_rows(chosen: _Chosen) -> tuple[Row, ...]:
                     most=1.0,
                 ),
                 chosen.lines("GPU memory", "bytes", "gpu_used_bytes", who=GPU),
+                Panel(
+                    "GPU clock held down",
+                    "short",
+                    (Query(chosen.of("gpu_clock_held"), f"{GPU} {{{{reason}}}}"),),
+                    "Heat and a failing supply are W018; a power cap is how GPUs are run.",
+                ),
+                Panel(
+                    "Last Xid error",
+                    "short",
+                    (Query(f"{chosen.of('gpu_last_xid')} > 0", GPU),),
+                    "The driver tells it for ever; W019 judges those that came while watching.",
+                ),
                 chosen.lines("GPU temperature", "celsius", "gpu_temperature_celsius", who=GPU),
                 chosen.lines("GPU power", "watt", "gpu_power_watts", who=GPU),
             ),
