@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,17 +134,18 @@ class RowReader:
         return readings_of(counted_of(sums_LHX, output_LHD), self._windows.clamp(max=span.context))
 
 
-def _row(parts: Sequence[RowReadings]) -> RowOfLayers:
-    """Of readings whose rows are layers."""
-
-    def joined(name: str) -> NDArray[np.generic]:
-        columns = [getattr(part, name).numpy() for part in parts]
-        return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-    return RowOfLayers(*map(joined, _NAMES))
-
-
-_NAMES = (
+# Of `RowReadings`, in the order of `RowOfLayers`.
+_COLUMNS = (
     *("entropy_nats", "max_score", "first_mass", "band_mass", "band_entropy_nats", "visible"),
     "output_RHD",
 )
+
+
+def _row(parts: Sequence[RowReadings]) -> RowOfLayers:
+    """Of readings whose rows are layers."""
+
+    def joined(name: str) -> NDArray[Any]:
+        columns = [getattr(part, name).numpy() for part in parts]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+    return RowOfLayers(*map(joined, _COLUMNS))
