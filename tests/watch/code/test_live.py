@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, NEEDS_PROMETHEUS]
 # Many short requests: the pool stays full when one of them is preempted.
 SMALL_POOL_BYTES = 160 * 12_288
 CLIENTS = 96
-STEP_S = 0.02
+STEP_S = 0.05
 """Clients share this process with the engine: where machine code outran them, they left the pool
 half empty between an answer and the next question, and no one waited."""
 PRESSURE = '{__name__=~"up|ullage:(kv_used_ratio|running|waiting|preemptions:rate10s)"}'
