@@ -1,4 +1,4 @@
-"""A text file that is written whole or not at all.
+"""A file that is written whole or not at all.
 
 Holds the one function. What is in the file is its callers'.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from ullage.errors import BadUsage
 
 
-def write_whole(path: str | Path, text: str, *, field: str) -> None:
+def write_whole(path: str | Path, content: str | bytes, *, field: str) -> None:
     """Write under a temporary name beside `path`, then rename. `field` is the flag that named it.
 
     A link stays one: what it leads to is written. What is no file (/dev/stdout, a pipe) is written
@@ -26,7 +26,7 @@ def write_whole(path: str | Path, text: str, *, field: str) -> None:
         if final.is_file() or not final.exists():
             final = final.resolve()
             temporary = final.with_name(f".{final.name}.{os.getpid()}.part")
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(final)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a usable path"

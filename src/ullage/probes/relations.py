@@ -1,0 +1,397 @@
+"""What must hold between the activations of one row, whatever the text: residuals of every part.
+
+Each part's output is held against what the `sketch` says of its input. Holds the arithmetic, in
+numpy over all layers at once; how large a residual may be is `baseline`'s and `sequential`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ullage.engine.model.layer import ACTIVATIONS
+from ullage.engine.taps import PLACES, Taps
+from ullage.probes.sketch import AdapterSketch, Doubles, Floats, Form, Sketch, signs
+
+Numbers = NDArray[Any]
+"""float32 or float64."""
+
+_GROUP = 32
+"""Inputs that share a scale where activations are rounded to int8 (`kernels.elementwise`)."""
+_TINY = 1e-30
+# Of a norm's output in one channel: below so much of the row's rms its own digits do not count.
+_NORM_FLOOR = 1e-3
+
+KINDS: Mapping[str, str] = {
+    "embedding": "embedding",
+    "mixer_norm": "norm",
+    "q": "q",
+    "k": "k",
+    "v": "v",
+    "head_norm": "norm",
+    "rope": "rope",
+    "attention": "attention",
+    "o": "o",
+    "mlp_norm": "norm",
+    "gate": "mlp",
+    "up": "mlp",
+    "activation": "mlp",
+    "down": "mlp",
+    "final_norm": "norm",
+    "lm_head": "embedding",
+}
+"""In the order in which a row passes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thing that is judged: a part of a layer (None: outside of the layers), perhaps a head."""
+
+    part: str
+    layer: int | None
+    head: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.part]
+
+
+def cells(form: Form) -> tuple[Cell, ...]:
+    """Every cell, in the order of `Residuals`' arrays."""
+    heads = {"q": form.heads, "k": form.kv_heads, "v": form.kv_heads, "attention": form.heads}
+    found: list[Cell] = []
+    for part in KINDS:
+        if part in ("embedding", "final_norm", "lm_head"):
+            found.append(Cell(part, None))
+            continue
+        for layer in range(form.layers):
+            if part in heads:
+                found += [Cell(part, layer, head) for head in range(heads[part])]
+            else:
+                found.append(Cell(part, layer))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """float64 [cells]. `made` is what a part gave, summed as the sketch sums; `said` what it says.
+
+    `residual` is their difference (of norms the largest of any channel, of vectors its length);
+    `size` what it is measured in, `floor` what rounding of the residual stream alone may make of
+    it. `adapted` is what an adapter adds to `said` (0: nothing). NaN in `size`: not looked at.
+    `channels` int64 [cells]: where a norm's largest difference is, else −1.
+    """
+
+    residual: Doubles
+    size: Doubles
+    floor: Doubles
+    made: Doubles
+    said: Doubles
+    adapted: Doubles
+    channels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tapped row: by place [layers, width], float32, and what it is a row of.
+
+    `attended` is attention itself [layers, heads, head_dim], computed again from the cache; None
+    where it was not.
+    """
+
+    places: Mapping[str, Floats]
+    logits_V: Floats
+    token_id: int
+    position: int
+    adapter: str | None = None
+    attended: Floats | None = None
+
+
+def row_of(
+    taps: Taps, number: int, logits_V: torch.Tensor, token_id: int, position: int
+) -> Row:  # fmt: skip
+    """The tapped row `number`; an adapter and attention come with `dataclasses.replace`."""
+    places = {place: taps.at(place)[:, number] for place in PLACES}
+    return Row(places, logits_V.numpy(), token_id, position)
+
+
+class Relations:
+    """A sketch, made ready to have rows held against it."""
+
+    def __init__(self, sketch: Sketch, rounding: float) -> None:
+        """`rounding`: half a step of what flows between layers, 2⁻²⁴ of float32."""
+        self.sketch, self.form, self._rounding = sketch, sketch.form, rounding
+        form = sketch.form
+        self.cells = cells(form)
+        self._hidden = signs(form.hidden, "hidden")
+        self._inner = signs(form.inner, "inner")
+        self._vocab = signs(form.vocab, "vocab")
+        self._of_heads = signs((form.heads + 2 * form.kv_heads) * form.head_dim, "heads")
+        self._sizes = {
+            name: _by_group(getattr(sketch, name))
+            for name in ("heads_LHI", "o_LI", "gate_LI", "up_LI", "down_LI", "head_E")
+        }
+
+    def of(self, row: Row) -> Residuals:
+        """All residuals of one row."""
+        order = {part: at for at, part in enumerate(KINDS)}
+        found = sorted(self._parts(row), key=lambda one: order[one.name])
+        assert [one.name for one in found] == list(KINDS)
+        columns = ("residual", "size", "floor", "made", "said", "adapted", "channels")
+        return Residuals(
+            **{
+                name: np.concatenate([getattr(one, name).ravel() for one in found])
+                for name in columns
+            }
+        )
+
+    def _parts(self, row: Row) -> Iterator[_Part]:
+        at = row.places
+        form, sketch = self.form, self.sketch
+        adapter = sketch.adapters.get(row.adapter) if row.adapter is not None else None
+        unknown = row.adapter is not None and adapter is None
+        x_LE, middle_LE = at["x"], at["middle"]
+        stream_L = self._rounding * np.linalg.norm(middle_LE, axis=1)
+        yield self._embedding(row)
+        yield _norm(
+            "mixer_norm", form, x_LE[:-1], at["normed"][:-1], sketch.mixer_norm_LE,
+            sketch.mixer_norm_bias_LE,
+        )  # fmt: skip
+        yield from self._heads(at, adapter, unknown)
+        yield from self._turn(row)
+        yield self._attention(row)
+        made: Numbers = (middle_LE - x_LE[:-1]) @ self._hidden
+        yield self._product("o", at["mixed"], made, stream_L, adapter, unknown)
+        yield _norm(
+            "mlp_norm", form, middle_LE, at["mlp_normed"], sketch.mlp_norm_LE,
+            sketch.mlp_norm_bias_LE,
+        )  # fmt: skip
+        if form.gated:
+            made = at["gate"] @ self._inner
+            yield self._product("gate", at["mlp_normed"], made, 0.0, adapter, unknown)
+        else:
+            yield _unread("gate", (form.layers,))
+        made = at["up"] @ self._inner
+        yield self._product("up", at["mlp_normed"], made, 0.0, adapter, unknown)
+        yield self._activation(at)
+        last_L = self._rounding * np.linalg.norm(x_LE[1:], axis=1)
+        made = (x_LE[1:] - middle_LE) @ self._hidden
+        yield self._product("down", at["hidden"], made, stream_L + last_L, adapter, unknown)
+        yield _norm(
+            "final_norm", form, x_LE[-1:], at["normed"][-1:], sketch.final_norm_E[None],
+            sketch.final_norm_bias_E[None],
+        )  # fmt: skip
+        yield self._head(row)
+
+    def _embedding(self, row: Row) -> _Part:
+        x_E = row.places["x"][0]
+        said = float(self.sketch.embedding_V[row.token_id]) * self.form.embedding_scale
+        if len(self.sketch.positions_N):
+            said += float(self.sketch.positions_N[row.position + self.form.first_position])
+        size = float(np.linalg.norm(x_E))
+        return _part("embedding", float(x_E @ self._hidden), said, size, self._rounding * size)
+
+    def _heads(
+        self, at: Mapping[str, Numbers], adapter: AdapterSketch | None, unknown: bool
+    ) -> Iterator[_Part]:
+        form, normed_LE = self.form, at["normed"][:-1]
+        made_LH = (at["qkv"] * self._of_heads).reshape(form.layers, -1, form.head_dim).sum(-1)
+        said_LH = _applied(self.sketch.heads_LHI, normed_LE) + self.sketch.heads_bias_LH
+        adapted_LH = np.zeros_like(said_LH)
+        if adapter is not None:
+            adapted_LH = _applied(adapter.heads_LHI, normed_LE)
+        size_LH = _size(self._sizes["heads_LHI"], normed_LE)
+        if unknown:
+            size_LH = np.full_like(size_LH, np.nan)
+        first = 0
+        for part, count in (("q", form.heads), ("k", form.kv_heads), ("v", form.kv_heads)):
+            own = slice(first, first + count)
+            first += count
+            yield _part(
+                part, made_LH[:, own], said_LH[:, own] + adapted_LH[:, own], size_LH[:, own],
+                adapted=adapted_LH[:, own],
+            )  # fmt: skip
+
+    def _product(
+        self, part: str, x_LI: Numbers, made_L: Numbers, floor: Numbers | float,
+        adapter: AdapterSketch | None, unknown: bool,
+    ) -> _Part:  # fmt: skip
+        name = f"{part}_LI"
+        said_L = _applied(getattr(self.sketch, name), x_LI)
+        said_L = said_L + getattr(self.sketch, f"{part}_bias_L")
+        adapted_L = np.zeros_like(said_L)
+        if adapter is not None:
+            adapted_L = _applied(getattr(adapter, name), x_LI)
+        size_L = _size(self._sizes[name], x_LI)
+        if unknown:
+            size_L = np.full_like(size_L, np.nan)
+        return _part(part, made_L, said_L + adapted_L, size_L, floor, adapted_L)
+
+    def _turn(self, row: Row) -> Iterator[_Part]:
+        """Queries and keys after their norms and the rotation, against those computed anew."""
+        form = self.form
+        count = form.heads + form.kv_heads
+        shape = (form.layers, -1, form.head_dim)
+        before = row.places["qkv"].astype(np.float64).reshape(shape)[:, :count]
+        after = row.places["turned"].astype(np.float64).reshape(shape)[:, :count]
+        wanted = self._normed_heads(before)
+        lengths = np.linalg.norm(after, axis=(1, 2))
+        if self.sketch.q_norm_LD.shape[-1] == 0:
+            yield _unread("head_norm", (form.layers,))
+        else:
+            # A rotation leaves the length of every head as it was.
+            made, said = (np.linalg.norm(one, axis=2) for one in (after, self._factors(wanted)))
+            yield _part("head_norm", _length(made - said), 0.0, _length(made))
+        for number, turning in enumerate(self.sketch.turnings):
+            layers = [at for at, of in enumerate(form.rope_of) if of == number]
+            angles = row.position * turning.frequencies
+            cos, sin = np.cos(angles) * turning.factor, np.sin(angles) * turning.factor
+            wanted[layers] = _rotated(wanted[layers], cos, sin, turning.interleaved)
+        off = np.sqrt(((after - wanted) ** 2).sum(axis=(1, 2)))
+        yield _part("rope", off, 0.0, lengths)
+
+    def _normed_heads(self, heads_LCD: Doubles) -> Doubles:
+        form, sketch = self.form, self.sketch
+        found = heads_LCD.copy()
+        if sketch.q_norm_LD.shape[-1] == 0:
+            return found
+        rms = np.sqrt((found**2).mean(-1, keepdims=True) + form.norm_eps)
+        found /= rms
+        found[:, : form.heads] *= sketch.q_norm_LD[:, None]
+        found[:, form.heads :] *= sketch.k_norm_LD[:, None]
+        return found
+
+    def _factors(self, heads_LCD: Doubles) -> Doubles:
+        """Times what the cos and sin of a layer's turning are times."""
+        form, found = self.form, heads_LCD.copy()
+        for layer, number in enumerate(form.rope_of):
+            if number is not None:
+                turning = self.sketch.turnings[number]
+                found[layer, :, : 2 * len(turning.frequencies)] *= turning.factor
+        return found
+
+    def _attention(self, row: Row) -> _Part:
+        form = self.form
+        if row.attended is None:
+            return _unread("attention", (form.layers, form.heads))
+        mixed = row.places["mixed"].reshape(form.layers, form.heads, form.head_dim)
+        off = np.linalg.norm(mixed - row.attended, axis=-1)
+        return _part("attention", off, 0.0, np.linalg.norm(row.attended, axis=-1) + _TINY)
+
+    def _activation(self, at: Mapping[str, Numbers]) -> _Part:
+        up_LF, hidden_LF = at["up"], at["hidden"]
+        activation = ACTIVATIONS[self.form.activation]
+        if self.form.gated:
+            wanted = activation(torch.from_numpy(at["gate"].copy())).numpy() * up_LF
+        else:
+            wanted = activation(torch.from_numpy(up_LF.copy())).numpy()
+        off = np.linalg.norm(hidden_LF - wanted, axis=-1)
+        return _part("activation", off, 0.0, np.linalg.norm(wanted, axis=-1) + _TINY)
+
+    def _head(self, row: Row) -> _Part:
+        if self.form.logit_cap is not None:
+            return _unread("lm_head", (1,))
+        normed = row.places["normed"][-1]
+        said = float(self.sketch.head_E @ normed) + self.sketch.head_bias
+        size = float(_size(self._sizes["head_E"], normed))
+        scale = self.form.logit_scale
+        return _part("lm_head", float(row.logits_V @ self._vocab), said * scale, size * abs(scale))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    name: str
+    residual: Doubles
+    size: Doubles
+    floor: Doubles
+    made: Doubles
+    said: Doubles
+    adapted: Doubles
+    channels: NDArray[np.int64]
+
+
+def _part(
+    name: str, made: object, said: object, size: object, floor: object = 0.0, adapted: object = 0.0
+) -> _Part:
+    wide = np.atleast_1d(np.asarray(made, np.float64))
+    rest = [np.broadcast_to(np.asarray(one, np.float64), wide.shape) for one in (said, size)]
+    more = [np.broadcast_to(np.asarray(one, np.float64), wide.shape) for one in (floor, adapted)]
+    nowhere = np.full(wide.shape, -1, np.int64)
+    return _Part(name, np.abs(wide - rest[0]), rest[1], more[0], wide, rest[0], more[1], nowhere)
+
+
+def _unread(name: str, shape: tuple[int, ...]) -> _Part:
+    return _part(name, np.zeros(shape), 0.0, np.nan)
+
+
+def _norm(
+    name: str, form: Form, x_LE: Numbers, out_LE: Numbers, weight_LE: Numbers, bias_LE: Numbers
+) -> _Part:
+    """The channel that is furthest from x·w/rms (+ b), in parts of what it should be."""
+    wide = x_LE.astype(np.float64)
+    if form.norm_kind == "layer":
+        wide = wide - wide.mean(-1, keepdims=True)
+    hat = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + form.norm_eps)
+    scaled = hat * weight_LE
+    wanted = scaled + bias_LE
+    rms = np.sqrt((wanted**2).mean(-1, keepdims=True))
+    sizes = np.abs(scaled) + np.abs(bias_LE) + _NORM_FLOOR * rms + _TINY
+    off = np.abs(out_LE - wanted) / sizes
+    # NaN is the largest of all.
+    worst = np.argmax(np.where(np.isnan(off), np.inf, off), axis=-1)
+    at = np.arange(len(worst))
+    made, said = out_LE[at, worst].astype(np.float64), wanted[at, worst]
+    ones, zeros = np.ones(len(worst)), np.zeros(len(worst))
+    return _Part(name, off[at, worst], ones, zeros, made, said, zeros, worst.astype(np.int64))
+
+
+def _applied(sums: Numbers, x_LI: Numbers) -> Numbers:
+    """r·W of each layer times x: [layers, …, in] × [layers, in] → [layers, …]."""
+    if sums.ndim == 3:
+        heads: Numbers = np.matmul(sums, x_LI[:, :, None])[..., 0]
+        return heads
+    summed: Numbers = np.einsum("li,li->l", sums, x_LI)
+    return summed
+
+
+def _by_group(sums: Numbers) -> Numbers:
+    """Sums of squares over groups of inputs."""
+    short = -sums.shape[-1] % _GROUP
+    padded = np.pad(sums, [(0, 0)] * (sums.ndim - 1) + [(0, short)])
+    squares: Numbers = (padded.reshape(*sums.shape[:-1], -1, _GROUP) ** 2).sum(-1)
+    return squares
+
+
+def _size(squares: Numbers, x_LI: Numbers) -> Numbers:
+    """√Σ (largest input of a group)² · Σ of the group's squares: what rounding is a share of."""
+    short = -x_LI.shape[-1] % _GROUP
+    padded = np.pad(x_LI, [(0, 0)] * (x_LI.ndim - 1) + [(0, short)])
+    largest: Numbers = np.abs(padded.reshape(*x_LI.shape[:-1], -1, _GROUP)).max(-1) ** 2
+    if squares.ndim == 3:
+        total: Numbers = np.matmul(squares, largest[:, :, None])[..., 0]
+    else:
+        total = (squares * largest).sum(-1)
+    return np.sqrt(total) + np.float32(_TINY)
+
+
+def _length(values: Numbers) -> Numbers:
+    return np.asarray(np.linalg.norm(values, axis=-1))
+
+
+def _rotated(heads: Doubles, cos: Doubles, sin: Doubles, interleaved: bool) -> Doubles:
+    """Pairs of the first dimensions turned; see `positions.rope.rotate`."""
+    found, pairs = heads.copy(), len(cos)
+    if interleaved:
+        a, b = heads[..., 0 : 2 * pairs : 2], heads[..., 1 : 2 * pairs : 2]
+        found[..., 0 : 2 * pairs : 2] = a * cos - b * sin
+        found[..., 1 : 2 * pairs : 2] = b * cos + a * sin
+        return found
+    a, b = heads[..., :pairs], heads[..., pairs : 2 * pairs]
+    found[..., :pairs] = a * cos - b * sin
+    found[..., pairs : 2 * pairs] = b * cos + a * sin
+    return found
