@@ -152,7 +152,7 @@ class Probe:
     def _begin(self, watch: Watch, tokens: int) -> None:
         watch.tokens = tokens
         count = min(watch.num_rows, tokens)
-        chosen = {round((at + 1) * tokens / count) - 1 for at in range(count)}
+        chosen = {(at + 1) * tokens // count - 1 for at in range(count)}
         if watch.weights is not None:
             row = watch.weights["row"]
             if row >= tokens:
