@@ -12,9 +12,10 @@ from pathlib import Path
 from ullage.adapters.rules.table import RULES as ADAPTER_RULES
 from ullage.audit.pages import index_page, rule_page
 from ullage.audit.rules import RULES as AUDIT_RULES
+from ullage.probes.quality_rules import RULES as QUALITY_RULES
 from ullage.watch.rules.table import RULES as WATCH_RULES
 
-RULES = (*AUDIT_RULES, *ADAPTER_RULES, *WATCH_RULES)
+RULES = (*AUDIT_RULES, *ADAPTER_RULES, *QUALITY_RULES, *WATCH_RULES)
 
 PLACE = Path(__file__).parents[1] / "docs" / "rules"
 

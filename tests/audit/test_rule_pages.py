@@ -12,9 +12,10 @@ from ullage.audit import RULES
 from ullage.audit.silent_examples import SILENT
 from ullage.cli.main import main
 from ullage.findings import Severity
+from ullage.probes.quality_rules import RULES as QUALITY_RULES
 from ullage.watch.rules.table import RULES as WATCH_RULES
 
-ALL = (*RULES, *ADAPTER_RULES, *WATCH_RULES)
+ALL = (*RULES, *ADAPTER_RULES, *QUALITY_RULES, *WATCH_RULES)
 
 TOOL = Path(__file__).parents[2] / "tools" / "generate_rule_pages.py"
 
@@ -44,7 +45,9 @@ def test_ids_are_unique_stable_in_form_and_in_order():
     assert {rule.severity for rule in RULES} == set(Severity)
 
 
-@pytest.mark.parametrize(("rules", "letter"), [(ADAPTER_RULES, "L"), (WATCH_RULES, "W")])
+@pytest.mark.parametrize(
+    ("rules", "letter"), [(ADAPTER_RULES, "L"), (QUALITY_RULES, "Q"), (WATCH_RULES, "W")]
+)
 def test_rules_about_other_things_have_ids_of_their_own(rules, letter):
     ids = [rule.id for rule in rules]
     assert ids == sorted(set(ids))

@@ -78,6 +78,16 @@ def test_a_client_that_lowers_max_tokens_is_not_a_model_that_runs_on() -> None:
     assert "running_on" not in watch.fired
 
 
+def test_a_client_of_yes_and_no_that_makes_a_quarter_is_no_collapse_of_lengths() -> None:
+    draw = random.Random(10)  # noqa: S311
+    watch = watched(lengths(draw) for _ in range(1_200))
+    assert watch.report().past_rates["short"].bound is not None
+    for _ in range(600):
+        brief = reading(2, confidence=None, switched=None)
+        watch.take(brief if draw.random() < 0.25 else lengths(draw))
+        assert not watch.fired
+
+
 def test_answers_asked_at_another_temperature_are_not_held_against_others() -> None:
     """Greedy answers are surer; that says nothing of the model."""
     draw = random.Random(7)  # noqa: S311

@@ -59,8 +59,8 @@ def index_page(rules: Sequence[Described]) -> str:
     rows = [
         "# Rules",
         "",
-        "Those of `ullage audit` begin with A, those of `ullage adapter check` with L, those of",
-        "`ullage watch` with W.",
+        "Those of `ullage audit` begin with A, those of `ullage adapter check` with L, those on a",
+        "server's answers (`ullage serve --probe-quality`) with Q, those of `ullage watch` with W.",
         "Each rule fires, is clear, or could not be evaluated (then it names what was missing).",
         "`ullage explain ID` prints the same pages. Severities are the usual ones; a finding may",
         "be graver or milder where the case is.",

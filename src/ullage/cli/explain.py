@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one rule, or the list of all of them."""
     if args.rule is None:
-        for rule in (*RULES, *_adapter_rules(), *_watch_rules()):
+        for rule in (*RULES, *_adapter_rules(), *_quality_rules(), *_watch_rules()):
             print(f"{rule.id}  {rule.severity.name:<7}  {rule.title}")
         return 0
     sys.stdout.write(explanation(_find(args.rule)))
@@ -31,9 +31,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(rule_id: str) -> Described:
-    """The rule of that id, of the audit, of adapters or of watch."""
+    """The rule of that id, of the audit, of adapters, of answers or of watch."""
     wanted = rule_id.strip().upper()
-    tables = {"L": _adapter_rules, "W": _watch_rules}
+    tables = {"L": _adapter_rules, "Q": _quality_rules, "W": _watch_rules}
     if wanted[:1] in tables:
         for rule in tables[wanted[:1]]():
             if rule.id == wanted:
@@ -47,6 +47,12 @@ def _adapter_rules() -> tuple[Described, ...]:
     )
 
     return ADAPTER_RULES
+
+
+def _quality_rules() -> tuple[Described, ...]:
+    from ullage.probes.quality_rules import RULES as QUALITY_RULES
+
+    return QUALITY_RULES
 
 
 def _watch_rules() -> tuple[Described, ...]:

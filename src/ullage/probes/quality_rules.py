@@ -28,11 +28,23 @@ from ullage.probes.quality_traits import (
 from ullage.probes.quality_watch import QualityReport
 
 SOURCE = "measured: this server's answers"
-LOOK = (
-    "Read some answers. Where nobody changed what is asked (a client, a template, max_tokens, a "
-    "temperature), the model has: hold it against a healthy copy with `ullage probe compare`, and "
-    "see which adapter, quantisation or rope scaling it was started with."
+COMPARE = (
+    "Read some answers. Where nobody changed what is asked (a client, a prompt, a template), hold "
+    "the model against a healthy copy (`ullage probe compare`): weights, adapter, quantisation, "
+    "rope scaling."
 )
+LOOPS_FIX = (
+    f"{COMPARE} A temperature near 0 makes small models loop; repetition_penalty hides loops."
+)
+SHORT_FIX = (
+    f"{COMPARE} An end comes too soon by a stop string, a stop token or a template that ends the "
+    "answer's turn before it began."
+)
+RUNS_ON_FIX = (
+    f"{COMPARE} A model does not end when its end token is not the one that the template makes it "
+    "write, or when the template is another model's."
+)
+SCRIPT_FIX = f"{COMPARE} A client that has texts translated raises this too."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,7 @@ def findings_on(report: QualityReport) -> tuple[Finding, ...]:
 def _check(
     report: QualityReport,
     traits: tuple[Trait, ...],
+    remedy: str,
     severity: Callable[[frozenset[str]], Severity | None] = lambda _: None,
 ) -> Answer:
     """Fired where one of the traits did; clear only where all of them were looked for."""
@@ -66,7 +79,7 @@ def _check(
     if told:
         return Fired(
             " ".join(_sentence(report, trait) for trait in told),
-            LOOK,
+            remedy,
             (*facts, *_asked(report)),
             severity(report.fired),
         )
@@ -146,10 +159,12 @@ RULES = (
         category="answers",
         why="A model that loops holds its KV blocks up to the token limit and says nothing; every "
         "counter shows a success.",
-        fix=LOOK,
+        fix=LOOPS_FIX,
         source=TEST,
         example="7% of answers end in a loop for a day, then 80% of 40 answers",
-        check=partial(_check, traits=(STUCK, LOOPS, REPEATS), severity=_stuck_is_an_error),
+        check=partial(
+            _check, traits=(STUCK, LOOPS, REPEATS), remedy=LOOPS_FIX, severity=_stuck_is_an_error
+        ),
     ),
     Rule(
         id="Q002",
@@ -157,10 +172,10 @@ RULES = (
         severity=Severity.warning,
         category="answers",
         why="An end token that comes too soon leaves answers empty, and the server looks faster.",
-        fix=LOOK,
+        fix=SHORT_FIX,
         source=TEST,
         example="nine in ten answers have 40 tokens or more, then half of 200 have at most ten",
-        check=partial(_check, traits=(SHORT,)),
+        check=partial(_check, traits=(SHORT,), remedy=SHORT_FIX),
     ),
     Rule(
         id="Q003",
@@ -170,10 +185,10 @@ RULES = (
         why="A model that no longer ends by itself is cut where answers used to be over. A lower "
         "max_tokens alone does not fire this: only answers longer than nine in ten whole ones of "
         "the past count.",
-        fix=LOOK,
+        fix=RUNS_ON_FIX,
         source=TEST,
         example="10% of answers are cut beyond the usual lengths, then 70%",
-        check=partial(_check, traits=(RUNS_ON,)),
+        check=partial(_check, traits=(RUNS_ON,), remedy=RUNS_ON_FIX),
     ),
     Rule(
         id="Q004",
@@ -182,10 +197,10 @@ RULES = (
         category="answers",
         why="Weights, positions or an adapter that are off show first in the probability of the "
         "likeliest token, long before anybody reports an answer.",
-        fix=LOOK,
+        fix=COMPARE,
         source=TEST,
         example="one answer in ten had a mean probability below 0.4, then eight in ten",
-        check=partial(_check, traits=(UNSURE, SURE)),
+        check=partial(_check, traits=(UNSURE, SURE), remedy=COMPARE),
     ),
     Rule(
         id="Q005",
@@ -194,9 +209,9 @@ RULES = (
         category="answers",
         why="A model that answers in another script than it was asked in, or in three at once, "
         "has lost the thread; so has a translation client that nobody announced.",
-        fix=LOOK,
+        fix=SCRIPT_FIX,
         source=TEST,
         example="2% of answers stray from the prompt's script, then 60%",
-        check=partial(_check, traits=(STRAYS,)),
+        check=partial(_check, traits=(STRAYS,), remedy=SCRIPT_FIX),
     ),
 )
