@@ -41,13 +41,14 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Usual:
-    """Of each of `usual.figures` the range that prompts showed.
+    """Of each of `usual.figures`, over the means of the prompts: float64 [figures].
 
-    float64 [figures], 1st and 99th percentile. A figure that was never read has NaN.
+    `spread` is their standard deviation, or the least that one is taken to be. A figure that was
+    never read has NaN in both.
     """
 
-    low: Doubles
-    high: Doubles
+    mean: Doubles
+    spread: Doubles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,7 @@ def save(baseline: Baseline, path: str) -> None:
 
     sketch = baseline.sketch
     arrays: dict[str, NDArray[Any]] = {"noise": baseline.noise}
-    arrays |= {f"usual.{name}": getattr(baseline.usual, name) for name in ("low", "high")}
+    arrays |= {f"usual.{name}": getattr(baseline.usual, name) for name in ("mean", "spread")}
     arrays |= {f"sketch.{name}": getattr(sketch, name) for name in _arrays_of(Sketch)}
     for number, turning in enumerate(sketch.turnings):
         arrays[f"turning.{number}"] = turning.frequencies
@@ -163,7 +164,7 @@ def _baseline(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
         precision=Precision(**document["precision"]),
         sketch=sketch,
         noise=arrays["noise"],
-        usual=Usual(arrays["usual.low"], arrays["usual.high"]),
+        usual=Usual(arrays["usual.mean"], arrays["usual.spread"]),
         **{name: document[name] for name in _PLAIN},
     )
 
@@ -189,7 +190,7 @@ def _require_sound(found: Baseline) -> None:
     shapes = [(name, getattr(sketch, name), shape) for name, shape in wanted.items()]
     shapes.append(("noise", found.noise, (len(PATHS), len(found.cells))))
     count = len(usual.figures(form))
-    shapes += [("usual", one, (count,)) for one in (found.usual.low, found.usual.high)]
+    shapes += [("usual", one, (count,)) for one in (found.usual.mean, found.usual.spread)]
     for adapter in sketch.adapters.values():
         shapes.append(("adapter", adapter.heads_LHI, (form.layers, heads, form.hidden)))
     for name, array, shape in shapes:

@@ -55,7 +55,8 @@ class Judge:
         self.figures = usual.figures(baseline.sketch.form)
         self._num_cells = len(self.cells)
         self._detectors = Detectors(self._num_cells + len(self.figures), run_length)
-        self._widths = usual.widths(baseline.sketch.form, baseline.usual.low, baseline.usual.high)
+        self._requests = usual.Requests()
+        self._nothing = np.full(len(self.figures), np.nan)
         self.rows = 0
         self._most = np.zeros(self._num_cells + len(self.figures))
         self._since = np.zeros(len(self._most), np.int64)
@@ -63,11 +64,13 @@ class Judge:
         self._sums = {name: np.zeros(self._num_cells) for name in ("rr", "rs", "ss", "ra", "aa")}
         self._last: Residuals | None = None
 
-    def see(self, residuals: Residuals, figures: Doubles, *, compiled: bool) -> bool:
+    def see(
+        self, residuals: Residuals, figures: Doubles, request_id: str, *, compiled: bool
+    ) -> bool:
         """Take in one row; whether it raised an alarm that did not stand before."""
         self.rows += 1
         noise = self.baseline.noise[PATHS.index("compiled" if compiled else "torch")]
-        z = np.concatenate([z_of(residuals, noise), self._unusual(figures)])
+        z = np.concatenate([z_of(residuals, noise), self._unusual(request_id, figures)])
         before = self._detectors.alarms
         alarms = self._detectors.see(z)
         rising = alarms & ~before
@@ -77,10 +80,10 @@ class Judge:
         self._last = residuals
         return bool(rising.any())
 
-    def _unusual(self, figures: Doubles) -> Doubles:
-        return usual.distance(
-            figures, self.baseline.usual.low, self.baseline.usual.high, self._widths
-        )
+    def _unusual(self, request_id: str, figures: Doubles) -> Doubles:
+        mean = self._requests.add(request_id, figures)
+        known = self.baseline.usual
+        return self._nothing if mean is None else usual.z_of(mean, known.mean, known.spread)
 
     def _explain(self, found: Residuals) -> None:
         with np.errstate(invalid="ignore", over="ignore"):

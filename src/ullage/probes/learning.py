@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +22,11 @@ from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
 from ullage.errors import BadUsage
 from ullage.probes import sketch as sketches
+from ullage.probes import usual
 from ullage.probes.baseline import Baseline, Usual, precision_of
 from ullage.probes.live import LiveReader, LiveReading
 from ullage.probes.relations import Relations
+from ullage.probes.sketch import Form
 
 NEW_TOKENS = 48
 """Answered to each prompt."""
@@ -36,7 +39,6 @@ _MOST_OF_RMS = 5.0
 _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
 _LEAST_NOISE = 2.0**-22
 """Sums of some thousand float32 numbers, in units of their size."""
-_PERCENTILES = (1.0, 99.0)
 
 Doubles = NDArray[np.float64]
 
@@ -80,7 +82,7 @@ def learn(
         prompts=len(prompts),
         sketch=sketch,
         noise=np.stack([_noise(read, compiled=compiled) for compiled in (False, True)]),
-        usual=_usual(read),
+        usual=_usual(sketch.form, read),
     )
 
 
@@ -142,9 +144,15 @@ def _noise(read: Sequence[LiveReading], *, compiled: bool) -> Doubles:
     return noise
 
 
-def _usual(read: Sequence[LiveReading]) -> Usual:
-    table = np.array([one.figures for one in read])
-    known = ~np.isnan(table).all(axis=0)
-    low, high = (np.full(table.shape[1], np.nan) for _ in range(2))
-    low[known], high[known] = np.nanpercentile(table[:, known], _PERCENTILES, axis=0)
-    return Usual(low, high)
+def _usual(form: Form, read: Sequence[LiveReading]) -> Usual:
+    """Mean and spread over prompts, each of which counts once."""
+    by_prompt: dict[str, list[Doubles]] = {}
+    for one in read:
+        by_prompt.setdefault(one.request_id, []).append(one.figures)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
+        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
+        means = np.array([np.nanmean(rows, axis=0) for rows in by_prompt.values()])
+        mean, spread = np.nanmean(means, axis=0), np.nanstd(means, axis=0)
+    least = usual.least_spreads(form)
+    return Usual(mean, np.where(np.isnan(mean), np.nan, np.fmax(spread, least)))

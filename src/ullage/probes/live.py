@@ -32,6 +32,7 @@ EVERY = 16
 class LiveReading:
     """What one row showed. `residuals` where there is a sketch to hold it against."""
 
+    request_id: str
     row: Row
     attended: Attended
     figures: NDArray[np.float64]
@@ -89,7 +90,7 @@ class LiveReader:
     ) -> LiveReading:
         at, form = taps.rows[number], self.form
         token_id, position = int(batch.token_ids_T[at]), int(batch.positions_T[at])
-        lora = (*batch.sampled, *batch.proved)[where].lora
+        request = (*batch.sampled, *batch.proved)[where]
         row = row_of(taps, number, logits_SV[where], token_id, position)
         turned_LO = row.places["turned"]
         mixed = form.heads * form.head_dim
@@ -100,13 +101,17 @@ class LiveReader:
             queries = turned(torch.from_numpy(queries.copy())).numpy()
             turned_LO[:, :mixed] = queries.reshape(form.layers, mixed)
         found = self._reader.read(_span_of(batch, at), queries)
-        row = replace(row, adapter=None if lora is None else lora.name, attended=found.output_LHD)
+        row = replace(
+            row,
+            adapter=None if request.lora is None else request.lora.name,
+            attended=found.output_LHD,
+        )
         attended = Attended(
             found.entropy_nats, found.max_score, found.first_mass, found.band_mass, found.visible
         )
         residuals = None if self._relations is None else self._relations.of(row)
         return LiveReading(
-            row, attended, usual.of_row(form, row, attended), residuals, taps.compiled
+            request.id, row, attended, usual.of_row(form, row, attended), residuals, taps.compiled
         )
 
 

@@ -1,7 +1,7 @@
 """What texts usually do to a model: entropies, scores and sizes of activations, and how far is far.
 
 Holds the figures of a row and their distance from what a baseline's prompts showed. These depend
-on the text, as `relations` do not: only what lies far outside of every prompt's range counts.
+on the text, as `relations` do not: a request is one reading, however many of its rows are read.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from ullage.probes.sketch import Floats, Form
 
 Doubles = NDArray[np.float64]
 
-# Name → the least width that a range is taken to have: prompts are few, texts are many.
-LEAST_WIDTHS: Mapping[str, float] = {
-    "entropy": 0.15,
-    "max_score": 4.0,
-    "residual_rms": 0.7,
-    "residual_max": 0.7,
-    "hidden_max": 1.0,
-    "top_logprob": 2.0,
+# Name → the least that prompts are taken to differ by (standard deviation): a baseline has few.
+LEAST_SPREADS: Mapping[str, float] = {
+    "entropy": 0.05,
+    "max_score": 2.0,
+    "residual_rms": 0.25,
+    "residual_max": 0.25,
+    "hidden_max": 0.4,
+    "top_logprob": 0.7,
 }
-FREE_WIDTHS = 1.0
-"""How many widths beyond the range are free."""
-UNITS_PER_WIDTH = 3.0
-"""z grows by so much with each further width."""
+MARGIN = 3.0
+"""Requests may differ by three times as much as the baseline's prompts do: texts are many."""
 _TINY = 1e-30
 
 
@@ -92,18 +90,40 @@ def of_row(form: Form, row: Row, attended: Attended | None) -> Doubles:
     )
 
 
-def widths(form: Form, low: Doubles, high: Doubles) -> Doubles:
-    """Of every figure's range, not below the least."""
-    least = np.array([LEAST_WIDTHS[figure.name] for figure in figures(form)])
-    found: Doubles = np.maximum(high - low, least)
+def least_spreads(form: Form) -> Doubles:
+    """Of every figure."""
+    return np.array([LEAST_SPREADS[figure.name] for figure in figures(form)])
+
+
+def z_of(values: Doubles, mean: Doubles, spread: Doubles) -> Doubles:
+    """Of each figure of one request, in units of what requests may differ by; NaN: not known."""
+    found: Doubles = np.abs(values - mean) / (MARGIN * spread)
     return found
 
 
-def distance(values: Doubles, low: Doubles, high: Doubles, width: Doubles) -> Doubles:
-    """z of each figure: 0 within the range and a free margin; NaN where nothing is known.
+class Requests:
+    """Rows become readings of requests: the mean of a request's first 4, 64, 1,024 … rows."""
 
-    Raises nothing: a figure that is infinite is infinitely far.
-    """
-    beyond = np.maximum(low - values, values - high) / width - FREE_WIDTHS
-    z = np.maximum(beyond, 0.0) * UNITS_PER_WIDTH
-    return np.where(np.isnan(low), np.nan, z)
+    FIRST, GROWTH, MOST = 4, 16, 256
+
+    def __init__(self) -> None:
+        # By request, those that were read last at the end: rows so far, sum, rows of each figure.
+        self._open: dict[str, tuple[int, Doubles, Doubles]] = {}
+
+    def add(self, request_id: str, values: Doubles) -> Doubles | None:
+        """The mean over the request's rows, where it is time for one."""
+        known = np.isfinite(values)
+        fresh = (0, np.zeros(len(values)), np.zeros(len(values)))
+        rows, total, counts = self._open.pop(request_id, fresh)
+        rows, total, counts = rows + 1, total + np.where(known, values, 0.0), counts + known
+        self._open[request_id] = (rows, total, counts)
+        if len(self._open) > self.MOST:
+            del self._open[next(iter(self._open))]
+        due = self.FIRST
+        while due < rows:
+            due *= self.GROWTH
+        if rows != due:
+            return None
+        with np.errstate(invalid="ignore"):
+            mean: Doubles = total / np.where(counts > 0, counts, np.nan)
+        return mean

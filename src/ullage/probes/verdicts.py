@@ -234,7 +234,7 @@ def _evidence(alarm: Alarm) -> Evidence:
     far: float | str = "not finite" if math.isinf(alarm.z) else round(alarm.z, 1)
     unit = "" if isinstance(far, str) else "times what rounding explains"
     if isinstance(at, Figure):
-        unit = "thirds of a range beyond twice the baseline's"
+        unit = "times what requests may differ by"
     return Evidence(f"{place}{what}{head}", far, unit, f"{alarm.readings} rows")
 
 
@@ -263,9 +263,9 @@ def _cause(
     if kind == "mlp" and len(layers) == 1 and exchanged(layers[0]):
         return f"Gate and up have changed places {place}."
     if rule.id == "P008":
-        return f"Attention lies outside of twice the range of the baseline's prompts {place}."
+        return f"Attention is not as over any prompt of the baseline {place}."
     if rule.id == "P009":
-        return f"Activations lie outside of twice the range of the baseline's prompts {place}."
+        return f"Activations are not as large as over any prompt of the baseline {place}."
     said = f"{_named(worst)} {place} does not give what the baseline's weights give"
     more = _explained(worst)
     return f"{said[0].upper()}{said[1:]}{more}."
