@@ -52,7 +52,7 @@ class Probing:
             if name != "every":
                 raise Refusal(400, f"{name[:80]!r} is not a parameter of this route", name[:80])
         told = query.get("every", "")
-        if not told.isdecimal() or int(told) > MOST_EVERY:
+        if not (told.isascii() and told.isdecimal()) or int(told) > MOST_EVERY:
             found = told[:80] or "nothing"
             raise Refusal(400, f"every: found {found}, expected 0 to {MOST_EVERY} steps", "every")
         return state(await self.ask("sample", every=int(told)))

@@ -7,6 +7,7 @@ errors are those of the embedded engine's control routes.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import time
@@ -27,6 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PREFIX = "/ullage/"
 RETRY_AFTER_S = 5
+DRAINING = "the server is draining: what runs is finished, nothing new is taken"
 COUNT_PATIENCE_S = 5.0
 TOLD_S = 2.5
 """How long the other processes have to say how many requests they have; they look every second."""
@@ -137,8 +139,11 @@ class Site:
     async def sample(self, query: dict[str, str]) -> tuple[int, Any]:
         return 200, await self._need_probing().sample(query)
 
-    async def attention(self, body: bytes) -> tuple[int, Any]:
-        return 200, await self._need_probing().attention(body)
+    async def attention(self, body: Callable[[], Awaitable[bytes]]) -> tuple[int, Any]:
+        probing = self._need_probing()
+        if self.draining is not None and self.draining.asked:
+            raise Refusal(503, DRAINING)  # the prompt would be a request more
+        return 200, await probing.attention(await body())
 
     def _need_probing(self) -> Any:
         if self.probing is None:
@@ -235,7 +240,7 @@ async def _answer(site: Site, path: str, scope: Scope, receive: Receive, send: S
         if (scope["method"], path) in WITH_BODY:
             for name in asked:
                 raise Refusal(400, f"{name[:80]!r} is not a parameter of this route", name[:80])
-            status, content = await route(site, await _body(receive))
+            status, content = await route(site, functools.partial(_body, receive))
         else:
             status, content = await route(site, asked)
     except Refusal as refusal:
@@ -280,14 +285,13 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _refuse_new(scope: Scope, send: Send) -> None:
-    sentence = "the server is draining: what runs is finished, nothing new is taken"
     headers = [(b"retry-after", str(RETRY_AFTER_S).encode()), (b"connection", b"close")]
     if scope["type"] == "http":
-        await _send_json(send, 503, error(sentence, 503), headers)
+        await _send_json(send, 503, error(DRAINING, 503), headers)
     elif "websocket.http.response" in scope.get("extensions", {}):
-        await _send_json(send, 503, error(sentence, 503), headers, "websocket.http.response")
+        await _send_json(send, 503, error(DRAINING, 503), headers, "websocket.http.response")
     else:
-        await send({"type": "websocket.close", "code": 1013, "reason": sentence})
+        await send({"type": "websocket.close", "code": 1013, "reason": DRAINING})
 
 
 def error(sentence: str, status: int, param: str | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def probe_every() -> int:
     told = os.environ.get(PROBE_SWITCH, "").strip()
     if told in ("", "0"):
         return 0
-    if not told.isdecimal():
+    if not (told.isascii() and told.isdecimal()):
         raise ValueError(f"{PROBE_SWITCH}: found {told[:40]!r}, expected 1 or a number of steps")
     return PROBE_EVERY if told == "1" else int(told)
 
