@@ -1,16 +1,17 @@
 """What the plugin costs a vLLM server: CPU-seconds per token with it over without it.
 
-Two servers, one of them stopped (SIGSTOP) while the other answers the same requests; pairs are
-interleaved, and who goes first alternates. Both servers start anew after every two pairs, one of
-each order, so that what one process has by luck (the layout of its memory) does not pass for the
-plugin: the bound is that of the pairs or that of the starts, whichever is wider. CPU time is that
-of every process of the server's session, by its own clock, to the nanosecond. What is done is kept
-in ~/.cache/ullage/bench/plugin-cost.json, so that a run that was broken off goes on:
+One server, in which the plugin is taken out and put back (cost_switch.py) between turns of a second
+or two. A turn is the same work each time: every seat full of requests that begin together, and one
+scrape. Turns come in pairs, one without the plugin and one with it, who goes first is drawn; what
+the machine does besides lies on both alike, and so does what one process has by luck (the layout of
+its memory). The server starts anew several times all the same: the bound is that of the pairs or
+that of the starts, whichever is wider. CPU time is that of every process of the server, by its own
+clock, read from outside. What is done is kept in ~/.cache/ullage/bench/plugin-cost.json:
 
-    .venv/bin/python benchmarks/plugin/cost.py [--pairs 30] [--fresh]
+    .venv/bin/python benchmarks/plugin/cost.py [--starts 8] [--at-most 1] [--fresh]
 
-It needs a quiet machine and tools/vllm_setup.sh. RESULTS.md is written at the end of a run of at
-least 30 pairs; exit status 1 when the upper bound is above 1%.
+It needs tools/vllm_setup.sh. RESULTS.md is written once all starts are done; exit status 1 when the
+upper bound is above 1%.
 """
 
 from __future__ import annotations
@@ -19,122 +20,172 @@ import argparse
 import contextlib
 import json
 import os
-import signal
+import random
+import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plugin_pairs import Pair, Ratio, ratio_of, ratio_of_starts
+from plugin_pairs import Ratio, ratio_of, ratio_of_starts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "vllm"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from plugin_server import DEV, ON, Server, Servers, prompt_of, save_model, servers
+from plugin_server import DEV, ON, Server, prompt_of, save_model, spawned
 
+HERE = Path(__file__).parent
 STATE = Path("~/.cache/ullage/bench/plugin-cost.json").expanduser()
-RESULTS = Path(__file__).parent / "RESULTS.md"
+RESULTS = HERE / "RESULTS.md"
 LIMIT = 1.01
-PAIRS_OF_A_START = 2
-"""One that begins without the plugin, one that begins with it."""
-LEAST_PAIRS = 30
-WITHOUT = {"VLLM_PLUGINS": ""}
-"""vLLM loads no plugin of any kind."""
+PAIRS_OF_A_START = 50
+"""Half of them begin without the plugin."""
+WARM_TURNS = 4
 CONCURRENCY = 16
-OUTPUT_TOKENS = 1200
-GATHERED_S = 0.5
+PROMPT_TOKENS, OUTPUT_TOKENS = 64, 400
+GATHERED_S = 0.2
 """How long the requests of a turn have to arrive, before any of them begins."""
 STEPS = "vllm:iteration_tokens_total_count"
 MOST_STEPS = 1.02 * OUTPUT_TOKENS
 """Of a turn whose requests all ran together: one token of each in every step."""
-MOST_DROPPED = 5
+MOST_DROPPED = 20
 FLAGS = ("--max-num-seqs", str(CONCURRENCY), "--no-enable-prefix-caching")
+ENTRY_POINTS = """
+[vllm.general_plugins]
+cost_switch = cost_switch:general
+[vllm.endpoint_plugins]
+cost_switch = cost_switch:Endpoint
+"""
+
+
+CROSS_CHECK = """\
+Two servers, one without any plugin, each stopped (SIGSTOP) while the other answered, had said the
+same more coarsely on this machine the same day: +0.16%, 95% interval -3.66% to +4.14%, over 30
+pairs that scattered by 11%."""
 
 
 class NotQuiet(Exception):
     """The requests of a turn did not run together; says nothing of what it cost."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """CPU-seconds per generated token of the API process and of all others, and how long it was."""
+
+    api_s: float
+    core_s: float
+    wall_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.api_s + self.core_s
+
+
+Pair = tuple[Turn, Turn]
+"""(Without, with)."""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=LEAST_PAIRS)
+    parser.add_argument("--starts", type=int, default=8)
+    parser.add_argument("--at-most", type=int, help="so many starts in this call")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     args = parser.parse_args()
-    num_starts = max(-(-args.pairs // PAIRS_OF_A_START), 2)
-    kept = [] if args.fresh or not STATE.exists() else json.loads(STATE.read_text())
-    starts: list[list[Pair]] = [[(one, other) for one, other in start] for start in kept]
-    with tempfile.TemporaryDirectory() as folder, _launchers(Path(folder)) as (plain, plugged):
-        dropped = 0
-        while len(starts) < num_starts:
-            try:
-                starts.append(_pairs_of_a_start(plain, plugged))
-            except NotQuiet as error:
-                say(f"dropped a start: {error}")
-                dropped += 1
-                if dropped > MOST_DROPPED:
-                    raise
-                continue
+    starts = [] if args.fresh else _kept()
+    with tempfile.TemporaryDirectory() as folder:
+        home = _switch_in(Path(folder))
+        model = save_model(Path(folder) / "model")
+        last = min(args.starts, len(starts) + (args.at_most or args.starts))
+        while len(starts) < last:
+            starts.append(_pairs_of_a_start(home, model, len(starts)))
             _keep(starts)
-            ratios = ", ".join(f"{having / lacking - 1:+.2%}" for lacking, having in starts[-1])
-            say(f"start {len(starts)} of {num_starts}: {ratios}")
-    by_pair = ratio_of([pair for start in starts for pair in start])
-    by_start = ratio_of_starts(starts)
+            say(f"start {len(starts)} of {args.starts}: {_told(_ratio_of(starts[-1]))}")
+    if len(starts) < max(args.starts, 2):
+        return 0
+    by_pair = _ratio_of([pair for start in starts for pair in start])
+    by_start = ratio_of_starts([[_cpu(pair) for pair in start] for start in starts])
     say(f"by pair  {_told(by_pair)}")
     say(f"by start {_told(by_start)}")
-    if by_pair.count >= LEAST_PAIRS:
-        _write(by_pair, by_start, starts)
+    _write(by_pair, by_start, starts)
     return int(max(by_pair.high, by_start.high) > LIMIT)
 
 
-def _pairs_of_a_start(plain: Servers, plugged: Servers) -> list[Pair]:
-    """(Without, with) in CPU-seconds per token, of two servers that are started for it."""
-    both = [plain.start(FLAGS, {**WITHOUT, **DEV}), plugged.start(FLAGS, {**ON, **DEV})]
-    for server, environment in zip(both, (WITHOUT, ON), strict=True):
-        _turn(server, output_tokens=100)
-        assert any(name.startswith("ullage_") for name in server.metrics()) == (environment is ON)
-        _all_of(server.pid, signal.SIGSTOP)
-    pairs = []
-    for number in range(PAIRS_OF_A_START):
-        order = (0, 1) if number % 2 == 0 else (1, 0)
-        costs = {at: _measured(both[at]) for at in order}
-        pairs.append((costs[0], costs[1]))
-    for server in both:
-        _all_of(server.pid, signal.SIGCONT)
-    return pairs
+def _pairs_of_a_start(home: Path, model: Path, number: int) -> list[Pair]:
+    venv = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
+    environment = {
+        **ON,
+        **DEV,
+        "VLLM_PLUGINS": f"{ON['VLLM_PLUGINS']},cost_switch",
+        "PYTHONPATH": os.pathsep.join([str(home), str(HERE)]),
+    }
+    python = Path(venv).expanduser() / "bin" / "python"
+    with spawned(python, model, FLAGS, environment) as server:
+        for warm in range(WARM_TURNS):
+            _switch(server, warm % 2 == 0)
+            _served(server)
+        return list(_pairs(server, number))
 
 
-@contextlib.contextmanager
-def _launchers(folder: Path) -> Iterator[tuple[Servers, Servers]]:
-    home = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
-    python = Path(home).expanduser() / "bin" / "python"
-    model = save_model(folder / "model")
-    with servers(python, model) as plain, servers(python, model) as plugged:
-        yield plain, plugged
+def _pairs(server: Server, number: int) -> Iterator[Pair]:
+    half = [False, True] * (PAIRS_OF_A_START // 2)
+    random.Random(number).shuffle(half)  # noqa: S311
+    dropped = 0
+    while half:
+        plugin_first = half[-1]
+        try:
+            turns = {on: _turn(server, on) for on in (plugin_first, not plugin_first)}
+        except NotQuiet as error:
+            say(f"dropped a pair: {error}")
+            dropped += 1
+            if dropped > MOST_DROPPED:
+                raise
+            continue
+        half.pop()
+        yield turns[False], turns[True]
 
 
-def _measured(server: Server) -> float:
-    """CPU-seconds per generated token of one turn and two scrapes; the server runs only in it."""
-    _all_of(server.pid, signal.SIGCONT)
-    try:
-        before_s, steps_before = _cpu_s(server.pid), server.metrics()[STEPS]
-        tokens = _turn(server)
-        steps, after_s = server.metrics()[STEPS] - steps_before, _cpu_s(server.pid)
-    finally:
-        _all_of(server.pid, signal.SIGSTOP)
+def _switch_in(folder: Path) -> Path:
+    """Where vLLM finds cost_switch.py named as a plugin."""
+    about = folder / "cost_switch-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: cost_switch\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+def _switch(server: Server, on: bool) -> None:
+    """With proof: the scheduler's methods, a route and the series are there, or are not."""
+    answer = server.http.post("/cost_switch", params={"on": "true" if on else "false"})
+    wrapped = answer.raise_for_status().json()["wrapped"]
+    there = server.http.get("/ullage/drain").status_code == 200
+    assert (len(wrapped), there) == ((2, True) if on else (0, False)), (on, wrapped, there)
+
+
+def _turn(server: Server, on: bool) -> Turn:
+    _switch(server, on)
+    steps_before = server.metrics()[STEPS]
+    before_s, began_s = _cpu_s(server.pid), time.monotonic()
+    tokens, metrics = _served(server)
+    after_s, wall_s = _cpu_s(server.pid), time.monotonic() - began_s
     assert before_s.keys() == after_s.keys(), "a process of the server came or went"
+    assert any(name.startswith("ullage_") for name in metrics) == on
+    steps = metrics[STEPS] - steps_before
     if steps > MOST_STEPS:
         raise NotQuiet(f"{steps:g} steps for {OUTPUT_TOKENS} tokens of each request")
-    return (sum(after_s.values()) - sum(before_s.values())) / tokens
+    used_s = {pid: after_s[pid] - before_s[pid] for pid in after_s}
+    api_s = used_s.pop(server.pid)
+    return Turn(api_s / tokens, sum(used_s.values()) / tokens, wall_s)
 
 
-def _turn(server: Server, output_tokens: int = OUTPUT_TOKENS) -> int:
-    """Every seat full of requests of one length; how many tokens came."""
+def _served(server: Server) -> tuple[int, dict[str, float]]:
+    """Every seat full of requests of one length, and a scrape; how many tokens came."""
     tokens = [0] * CONCURRENCY
 
     def ask(number: int) -> None:
-        answer = server.ask(prompt_of(number, 64), output_tokens)
+        answer = server.ask(prompt_of(number, PROMPT_TOKENS), OUTPUT_TOKENS)
         tokens[number] = answer.raise_for_status().json()["usage"]["completion_tokens"]
 
     server.pause()
@@ -145,8 +196,8 @@ def _turn(server: Server, output_tokens: int = OUTPUT_TOKENS) -> int:
     server.resume()
     for thread in threads:
         thread.join()
-    assert tokens == [output_tokens] * CONCURRENCY, "a request failed"
-    return sum(tokens)
+    assert tokens == [OUTPUT_TOKENS] * CONCURRENCY, "a request failed"
+    return sum(tokens), server.metrics()
 
 
 def _session(leader: int) -> list[int]:
@@ -162,22 +213,36 @@ def _session(leader: int) -> list[int]:
     return found
 
 
-def _all_of(leader: int, sign: signal.Signals) -> None:
-    for pid in _session(leader):
-        os.kill(pid, sign)
-
-
 def _cpu_s(leader: int) -> dict[int, float]:
     """CPU-seconds that each process of the session has run, threads that ended included."""
     # The clock of another process by its id, as clock_getcpuclockid(3) makes it.
     return {pid: time.clock_gettime((~pid << 3) | 2) for pid in _session(leader)}
 
 
+def _kept() -> list[list[Pair]]:
+    if not STATE.exists():
+        return []
+    return [
+        [(Turn(**lacking), Turn(**having)) for lacking, having in start]
+        for start in json.loads(STATE.read_text())
+    ]
+
+
 def _keep(starts: list[list[Pair]]) -> None:
     STATE.parent.mkdir(parents=True, exist_ok=True)
     scratch = STATE.with_suffix(".tmp")
-    scratch.write_text(json.dumps(starts))
+    scratch.write_text(
+        json.dumps([[[asdict(turn) for turn in pair] for pair in start] for start in starts])
+    )
     scratch.replace(STATE)
+
+
+def _cpu(pair: Pair) -> tuple[float, float]:
+    return pair[0].cpu_s, pair[1].cpu_s
+
+
+def _ratio_of(pairs: list[Pair]) -> Ratio:
+    return ratio_of([_cpu(pair) for pair in pairs])
 
 
 def _told(found: Ratio) -> str:
@@ -188,38 +253,64 @@ def _write(by_pair: Ratio, by_start: Ratio, starts: list[list[Pair]]) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "startup"))
     from measure_process import cpu_name
 
+    pairs = [pair for start in starts for pair in start]
     wider = max(by_pair, by_start, key=lambda found: found.high)
+    off_by = statistics.stdev(with_ / without - 1 for without, with_ in map(_cpu, pairs))
     rows = "\n".join(
-        f"| {number} | {lacking * 1e6:.1f} | {having * 1e6:.1f} | {having / lacking - 1:+.2%} |"
+        f"| {number} | {len(start)} | {_mean_us(start, 0):.1f} | {_mean_us(start, 1):.1f} "
+        f"| {' | '.join(_cells(_ratio_of(start)))} |"
         for number, start in enumerate(starts, 1)
-        for lacking, having in start
     )
     RESULTS.write_text(
         f"""# What the vLLM plugin costs
 
-CPU-seconds per generated token of a vLLM 0.32 server with the plugin, over one without any:
+CPU-seconds per generated token of a vLLM 0.32 server with the plugin, over the same without it:
 **{wider.mean - 1:+.2%}**, 95% interval {wider.low - 1:+.2%} to **{wider.high - 1:+.2%}** \
 (allowed: an upper end of {LIMIT - 1:.0%}).
 
 | the interval of | | from | to |
 |---|---|---|---|
-| {by_pair.count} interleaved pairs | {_cells(by_pair)} |
-| {by_start.count} starts of both servers | {_cells(by_start)} |
+| {by_pair.count} interleaved pairs | {" | ".join(_cells(by_pair))} |
+| {by_start.count} starts of the server | {" | ".join(_cells(by_start))} |
 
 {time.strftime("%Y-%m-%d")}, {cpu_name()}, {os.cpu_count()} cores. A random model of two layers, \
-so that a step is nearly all vLLM's own Python, which is where a plugin costs most; \
-{CONCURRENCY} requests at a time, {OUTPUT_TOKENS} tokens each, and two scrapes of /metrics. In \
-each start one pair begins without the plugin, one with it.
+so that a step is nearly all vLLM's own Python, which is where a plugin costs most. A turn is \
+{CONCURRENCY} requests of {PROMPT_TOKENS} + {OUTPUT_TOKENS} tokens together and a scrape of \
+/metrics, {statistics.median(turn.wall_s for pair in pairs for turn in pair):.1f} s in the median; \
+a pair is one turn without and one with the plugin, in drawn order, and scatters by \
+{off_by:.1%}. So a request's share of the cost lies on {OUTPUT_TOKENS} tokens, a scrape comes more \
+often than in production, and the question that the plugin asks of the engine each second comes \
+as it comes. Without means in the same server: the scheduler's own methods, no such question, no \
+middleware, no series (`cost_switch.py`); left behind is a timer that fires once a second. No \
+request is preempted in a turn.
 
-| start | without, µs | with, µs | |
+| process | without, µs per token | with | |
 |---|---|---|---|
+{_row("API", "api_s", pairs)}
+{_row("engine core", "core_s", pairs)}
+
+| start | pairs | without, µs | with, µs | | from | to |
+|---|---|---|---|---|---|---|
 {rows}
+
+{CROSS_CHECK}
 """
     )
 
 
-def _cells(found: Ratio) -> str:
-    return " | ".join(f"{one - 1:+.2%}" for one in (found.mean, found.low, found.high))
+def _row(name: str, part: str, pairs: list[Pair]) -> str:
+    lacking, having = (
+        1e6 * statistics.fmean(getattr(pair[at], part) for pair in pairs) for at in (0, 1)
+    )
+    return f"| {name} | {lacking:.1f} | {having:.1f} | {having - lacking:+.2f} |"
+
+
+def _mean_us(pairs: list[Pair], at: int) -> float:
+    return 1e6 * statistics.fmean(pair[at].cpu_s for pair in pairs)
+
+
+def _cells(found: Ratio) -> list[str]:
+    return [f"{one - 1:+.2%}" for one in (found.mean, found.low, found.high)]
 
 
 def say(text: str) -> None:
