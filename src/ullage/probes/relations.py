@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ullage.engine.kernels.compiling import available
 from ullage.engine.model.layer import ACTIVATIONS
 from ullage.engine.taps import PLACES, Taps
 from ullage.probes.sketch import AdapterSketch, Doubles, Floats, Form, Sketch, signs
+
+if TYPE_CHECKING:
+    from ullage.probes.relations_compiled import CompiledRelations
 
 Numbers = NDArray[Any]
 """float32 or float64."""
@@ -100,11 +104,14 @@ class Residuals:
 class Row:
     """One tapped row: by place [layers, width], float32, and what it is a row of.
 
+    `kept_LW` are the same as they lie beside each other, places at their `offsets`.
     `attended` is attention itself [layers, heads, head_dim], computed again from the cache; None
     where it was not.
     """
 
     places: Mapping[str, Floats]
+    kept_LW: Floats
+    offsets: NDArray[np.int64]
     logits_V: Floats
     token_id: int
     position: int
@@ -117,7 +124,8 @@ def row_of(
 ) -> Row:  # fmt: skip
     """The tapped row `number`; an adapter and attention come with `dataclasses.replace`."""
     places = {place: taps.at(place)[:, number] for place in PLACES}
-    return Row(places, logits_V.numpy(), token_id, position)
+    kept = taps.kept_LRW[:, number]
+    return Row(places, kept, taps.offsets, logits_V.numpy(), token_id, position)
 
 
 class Relations:
@@ -125,20 +133,32 @@ class Relations:
 
     def __init__(self, sketch: Sketch, rounding: float) -> None:
         """`rounding`: half a step of what flows between layers, 2⁻²⁴ of float32."""
-        self.sketch, self.form, self._rounding = sketch, sketch.form, rounding
+        self.sketch, self.form, self.rounding = sketch, sketch.form, rounding
         form = sketch.form
         self.cells = cells(form)
-        self._hidden = signs(form.hidden, "hidden")
-        self._inner = signs(form.inner, "inner")
-        self._vocab = signs(form.vocab, "vocab")
-        self._of_heads = signs((form.heads + 2 * form.kv_heads) * form.head_dim, "heads")
-        self._sizes = {
+        self.signs_hidden = signs(form.hidden, "hidden")
+        self.signs_inner = signs(form.inner, "inner")
+        self.signs_vocab = signs(form.vocab, "vocab")
+        self.signs_heads = signs((form.heads + 2 * form.kv_heads) * form.head_dim, "heads")
+        self.squares = {
             name: _by_group(getattr(sketch, name))
             for name in ("heads_LHI", "o_LI", "gate_LI", "up_LI", "down_LI", "head_E")
         }
 
+        self._compiled: CompiledRelations | None = None
+        if available():
+            from ullage.probes.relations_compiled import CompiledRelations
+
+            self._compiled = CompiledRelations(self)
+
     def of(self, row: Row) -> Residuals:
-        """All residuals of one row."""
+        """All residuals of one row; in machine code where there is numba, but for adapters."""
+        if self._compiled is not None and row.adapter is None:
+            return self._compiled.of(row)
+        return self.in_numpy(row)
+
+    def in_numpy(self, row: Row) -> Residuals:
+        """The same by numpy alone."""
         order = {part: at for at, part in enumerate(KINDS)}
         found = sorted(self._parts(row), key=lambda one: order[one.name])
         assert [one.name for one in found] == list(KINDS)
@@ -150,13 +170,13 @@ class Relations:
             }
         )
 
-    def _parts(self, row: Row) -> Iterator[_Part]:
+    def _parts(self, row: Row) -> Iterator[Part]:
         at = row.places
         form, sketch = self.form, self.sketch
         adapter = sketch.adapters.get(row.adapter) if row.adapter is not None else None
         unknown = row.adapter is not None and adapter is None
         x_LE, middle_LE = at["x"], at["middle"]
-        stream_L = self._rounding * np.linalg.norm(middle_LE, axis=1)
+        stream_L = self.rounding * np.linalg.norm(middle_LE, axis=1)
         yield self._embedding(row)
         yield _norm(
             "mixer_norm", form, x_LE[:-1], at["normed"][:-1], sketch.mixer_norm_LE,
@@ -165,47 +185,51 @@ class Relations:
         yield from self._heads(at, adapter, unknown)
         yield from self._turn(row)
         yield self._attention(row)
-        made: Numbers = (middle_LE - x_LE[:-1]) @ self._hidden
-        yield self._product("o", at["mixed"], made, stream_L, adapter, unknown)
+        made: Numbers = (middle_LE - x_LE[:-1]) @ self.signs_hidden
+        yield self.product("o", at["mixed"], made, stream_L, adapter, unknown)
         yield _norm(
             "mlp_norm", form, middle_LE, at["mlp_normed"], sketch.mlp_norm_LE,
             sketch.mlp_norm_bias_LE,
         )  # fmt: skip
         if form.gated:
-            made = at["gate"] @ self._inner
-            yield self._product("gate", at["mlp_normed"], made, 0.0, adapter, unknown)
+            made = at["gate"] @ self.signs_inner
+            yield self.product("gate", at["mlp_normed"], made, 0.0, adapter, unknown)
         else:
             yield _unread("gate", (form.layers,))
-        made = at["up"] @ self._inner
-        yield self._product("up", at["mlp_normed"], made, 0.0, adapter, unknown)
-        yield self._activation(at)
-        last_L = self._rounding * np.linalg.norm(x_LE[1:], axis=1)
-        made = (x_LE[1:] - middle_LE) @ self._hidden
-        yield self._product("down", at["hidden"], made, stream_L + last_L, adapter, unknown)
+        made = at["up"] @ self.signs_inner
+        yield self.product("up", at["mlp_normed"], made, 0.0, adapter, unknown)
+        yield self.activation(at)
+        last_L = self.rounding * np.linalg.norm(x_LE[1:], axis=1)
+        made = (x_LE[1:] - middle_LE) @ self.signs_hidden
+        yield self.product("down", at["hidden"], made, stream_L + last_L, adapter, unknown)
         yield _norm(
             "final_norm", form, x_LE[-1:], at["normed"][-1:], sketch.final_norm_E[None],
             sketch.final_norm_bias_E[None],
         )  # fmt: skip
         yield self._head(row)
 
-    def _embedding(self, row: Row) -> _Part:
-        x_E = row.places["x"][0]
+    def embedded(self, row: Row) -> float:
         said = float(self.sketch.embedding_V[row.token_id]) * self.form.embedding_scale
         if len(self.sketch.positions_N):
             said += float(self.sketch.positions_N[row.position + self.form.first_position])
+        return said
+
+    def _embedding(self, row: Row) -> Part:
+        x_E = row.places["x"][0]
+        said = self.embedded(row)
         size = float(np.linalg.norm(x_E))
-        return _part("embedding", float(x_E @ self._hidden), said, size, self._rounding * size)
+        return _part("embedding", float(x_E @ self.signs_hidden), said, size, self.rounding * size)
 
     def _heads(
         self, at: Mapping[str, Numbers], adapter: AdapterSketch | None, unknown: bool
-    ) -> Iterator[_Part]:
+    ) -> Iterator[Part]:
         form, normed_LE = self.form, at["normed"][:-1]
-        made_LH = (at["qkv"] * self._of_heads).reshape(form.layers, -1, form.head_dim).sum(-1)
+        made_LH = (at["qkv"] * self.signs_heads).reshape(form.layers, -1, form.head_dim).sum(-1)
         said_LH = _applied(self.sketch.heads_LHI, normed_LE) + self.sketch.heads_bias_LH
         adapted_LH = np.zeros_like(said_LH)
         if adapter is not None:
             adapted_LH = _applied(adapter.heads_LHI, normed_LE)
-        size_LH = _size(self._sizes["heads_LHI"], normed_LE)
+        size_LH = _size(self.squares["heads_LHI"], normed_LE)
         if unknown:
             size_LH = np.full_like(size_LH, np.nan)
         first = 0
@@ -217,22 +241,22 @@ class Relations:
                 adapted=adapted_LH[:, own],
             )  # fmt: skip
 
-    def _product(
+    def product(
         self, part: str, x_LI: Numbers, made_L: Numbers, floor: Numbers | float,
         adapter: AdapterSketch | None, unknown: bool,
-    ) -> _Part:  # fmt: skip
+    ) -> Part:  # fmt: skip
         name = f"{part}_LI"
         said_L = _applied(getattr(self.sketch, name), x_LI)
         said_L = said_L + getattr(self.sketch, f"{part}_bias_L")
         adapted_L = np.zeros_like(said_L)
         if adapter is not None:
             adapted_L = _applied(getattr(adapter, name), x_LI)
-        size_L = _size(self._sizes[name], x_LI)
+        size_L = _size(self.squares[name], x_LI)
         if unknown:
             size_L = np.full_like(size_L, np.nan)
         return _part(part, made_L, said_L + adapted_L, size_L, floor, adapted_L)
 
-    def _turn(self, row: Row) -> Iterator[_Part]:
+    def _turn(self, row: Row) -> Iterator[Part]:
         """Queries and keys after their norms and the rotation, against those computed anew."""
         form = self.form
         count = form.heads + form.kv_heads
@@ -275,7 +299,7 @@ class Relations:
                 found[layer, :, : 2 * len(turning.frequencies)] *= turning.factor
         return found
 
-    def _attention(self, row: Row) -> _Part:
+    def _attention(self, row: Row) -> Part:
         form = self.form
         if row.attended is None:
             return _unread("attention", (form.layers, form.heads))
@@ -283,7 +307,7 @@ class Relations:
         off = np.linalg.norm(mixed - row.attended, axis=-1)
         return _part("attention", off, 0.0, np.linalg.norm(row.attended, axis=-1) + _TINY)
 
-    def _activation(self, at: Mapping[str, Numbers]) -> _Part:
+    def activation(self, at: Mapping[str, Numbers]) -> Part:
         up_LF, hidden_LF = at["up"], at["hidden"]
         activation = ACTIVATIONS[self.form.activation]
         if self.form.gated:
@@ -293,18 +317,20 @@ class Relations:
         off = np.linalg.norm(hidden_LF - wanted, axis=-1)
         return _part("activation", off, 0.0, np.linalg.norm(wanted, axis=-1) + _TINY)
 
-    def _head(self, row: Row) -> _Part:
+    def _head(self, row: Row) -> Part:
         if self.form.logit_cap is not None:
             return _unread("lm_head", (1,))
         normed = row.places["normed"][-1]
         said = float(self.sketch.head_E @ normed) + self.sketch.head_bias
-        size = float(_size(self._sizes["head_E"], normed))
+        size = float(_size(self.squares["head_E"], normed))
         scale = self.form.logit_scale
-        return _part("lm_head", float(row.logits_V @ self._vocab), said * scale, size * abs(scale))
+        return _part(
+            "lm_head", float(row.logits_V @ self.signs_vocab), said * scale, size * abs(scale)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class Part:
     name: str
     residual: Doubles
     size: Doubles
@@ -317,21 +343,21 @@ class _Part:
 
 def _part(
     name: str, made: object, said: object, size: object, floor: object = 0.0, adapted: object = 0.0
-) -> _Part:
+) -> Part:
     wide = np.atleast_1d(np.asarray(made, np.float64))
     rest = [np.broadcast_to(np.asarray(one, np.float64), wide.shape) for one in (said, size)]
     more = [np.broadcast_to(np.asarray(one, np.float64), wide.shape) for one in (floor, adapted)]
     nowhere = np.full(wide.shape, -1, np.int64)
-    return _Part(name, np.abs(wide - rest[0]), rest[1], more[0], wide, rest[0], more[1], nowhere)
+    return Part(name, np.abs(wide - rest[0]), rest[1], more[0], wide, rest[0], more[1], nowhere)
 
 
-def _unread(name: str, shape: tuple[int, ...]) -> _Part:
+def _unread(name: str, shape: tuple[int, ...]) -> Part:
     return _part(name, np.zeros(shape), 0.0, np.nan)
 
 
 def _norm(
     name: str, form: Form, x_LE: Numbers, out_LE: Numbers, weight_LE: Numbers, bias_LE: Numbers
-) -> _Part:
+) -> Part:
     """The channel that is furthest from x·w/rms (+ b), in parts of what it should be."""
     wide = x_LE.astype(np.float64)
     if form.norm_kind == "layer":
@@ -347,7 +373,7 @@ def _norm(
     at = np.arange(len(worst))
     made, said = out_LE[at, worst].astype(np.float64), wanted[at, worst]
     ones, zeros = np.ones(len(worst)), np.zeros(len(worst))
-    return _Part(name, off[at, worst], ones, zeros, made, said, zeros, worst.astype(np.int64))
+    return Part(name, off[at, worst], ones, zeros, made, said, zeros, worst.astype(np.int64))
 
 
 def _applied(sums: Numbers, x_LI: Numbers) -> Numbers:
