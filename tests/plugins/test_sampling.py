@@ -92,6 +92,15 @@ def test_a_step_whose_layers_are_not_called_is_counted_as_missed() -> None:
     assert "1 layers were not called" in probe.last_miss
 
 
+def test_a_batch_that_ranks_split_keeps_the_graph_that_they_agreed_on() -> None:
+    runner = Runner(model(None), second=True)
+    split = vllm_worker.BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 1, num_ubatches=2)
+    runner.cudagraph_manager.dispatch = lambda num_reqs, num_tokens, *_: split  # type: ignore
+    probe = probed(runner)
+    runner.step({"a": 1}, a=1)
+    assert (runner.modes, probe.counts.missed) == ([CUDAGraphMode.FULL], 1)
+
+
 @BOTH
 @pytest.mark.parametrize("fails", [False, True])
 def test_after_a_step_everything_of_vllms_is_its_own_again(second: bool, fails: bool) -> None:

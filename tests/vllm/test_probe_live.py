@@ -6,19 +6,22 @@ soft caps, slopes, latent attention. Both run in float32.
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_server import DEV, ON, Server, Servers, eventually, prompt_of
+from plugin_server import DEV, ON, Server, Servers, eventually, prompt_of, spawned
 from tests.adapters.live.models import TEXT, TinyModel
 
 from ullage.probes.embedded import read_prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
+SETUP = Path(__file__).parents[2] / "tools" / "vllm_setup.sh"
 PROBE = {**ON, **DEV, "ULLAGE_VLLM_PROBE": "16"}
 FLAGS = ("--num-gpu-blocks-override", "129", "--max-num-seqs", "4", "--max-model-len", "1024")
 WITHIN = 1e-4
@@ -209,6 +212,40 @@ def test_windows_soft_caps_and_slopes(launched: Servers, tmp_path: Path, name: s
     finally:
         launched.stop()
         launched.model = before
+
+
+def test_the_oldest_vllm_reads_the_same(launched: Servers) -> None:
+    subprocess.run(["bash", str(SETUP), "0.30"], check=True)
+    python = Path("~/.cache/ullage/vllm-0.30/bin/python").expanduser()
+    prompt = prompt_of(31, 300)
+    with spawned(python, launched.model, FLAGS, PROBE) as server:
+        found = attention(server, prompt=prompt)
+        sampled_at(server, 1)
+        server.ask(prompt, 30).raise_for_status()
+        state = server.http.get("/ullage/entropy").json()
+    assert found["not_read"] == []
+    hold(found["layers"], expected(launched.model, prompt, 64))
+    assert (state["sampled"], state["missed"], state["not_read"]) == (29, 0, [])
+
+
+@pytest.mark.parametrize("version", ["0.30", "0.32"])
+def test_vllms_own_dispatchers_give_no_full_graph_to_a_step_that_is_read(
+    vllm_python: Path, version: str
+) -> None:
+    """A graph replays without calling Python. What mode runs instead is vLLM's own choice."""
+    python = vllm_python
+    if version != "0.32":
+        subprocess.run(["bash", str(SETUP), version], check=True)
+        home = Path(f"~/.cache/ullage/vllm-{version}").expanduser()
+        python = home / "bin" / "python"
+    script = Path(__file__).with_name("dispatching.py")
+    run = subprocess.run([python, script], capture_output=True, text=True, check=True, timeout=300)
+    told = json.loads(run.stdout.splitlines()[-1])
+    assert len(told) == 10
+    for modes, (otherwise, read) in told.items():
+        full = "FULL" in modes.split()[1]
+        assert otherwise == ("FULL" if full else modes.split()[1]), modes
+        assert read in (("PIECEWISE", "NONE") if full else (otherwise,)), modes
 
 
 def test_without_its_switch_nothing_is_there(launched: Servers) -> None:
