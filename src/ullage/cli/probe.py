@@ -17,6 +17,8 @@ ACTIONS: Mapping[str, str] = {
     "rope": "hold rotary tables, as engines build them, against exact ones",
     "fingerprint": "sum up weights, angles and answers of a model, to compare with later",
     "numerics": "find the module that makes NaN, or is off; compare two machines",
+    "baseline": "remember what a healthy model is like inside, to judge it by later",
+    "check": "say whether a model or server is still what its baseline says, and which part not",
     "compare": "say whether two models, servers or fingerprints are the same model",
 }
 

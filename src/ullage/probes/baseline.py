@@ -59,6 +59,7 @@ class Baseline:
     by: str
     settings: str
     precision: Precision
+    max_model_len: int
     rounding: float
     rows: int
     prompts: int
@@ -99,7 +100,7 @@ def save(baseline: Baseline, path: str) -> None:
     write_whole(path, to_bytes(ordered, {_DOCUMENT: json.dumps(document)}), field="--save")
 
 
-_PLAIN = ("model", "by", "settings", "rounding", "rows", "prompts")
+_PLAIN = ("model", "by", "settings", "max_model_len", "rounding", "rows", "prompts")
 
 
 def _arrays_of(kind: type) -> list[str]:

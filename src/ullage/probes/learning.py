@@ -9,7 +9,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,9 +64,11 @@ def learn(
     sketch = sketches.take(engine.decoder, tuple(loaded))
     precision = precision_of(options)
     relations = Relations(sketch, _ROUNDING[precision.dtype])
-    read: list[LiveReading] = []
+    read: list[_Kept] = []
     for run in _engines(engine):
-        run.reader = LiveReader(run, read.append, relations, every=1, all_rows=True)
+        run.reader = LiveReader(
+            run, lambda one: read.append(_kept(one)), relations, every=1, all_rows=True
+        )
         _answer(run, prompts, loaded, new_tokens)
     if len(read) < LEAST_ROWS:
         raise BadUsage(
@@ -77,6 +79,7 @@ def learn(
         by=f"ullage {__version__}",
         settings=_settings(engine),
         precision=precision,
+        max_model_len=engine.max_model_len,
         rounding=_ROUNDING[precision.dtype],
         rows=len(read),
         prompts=len(prompts),
@@ -101,6 +104,12 @@ def _answer(
     assert engine.tokenizer is not None
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
     longest = engine.max_model_len - new_tokens
+    if longest < 1:
+        raise BadUsage(
+            f"{new_tokens} tokens answered",
+            field="--tokens",
+            expected=f"fewer than the longest length, {engine.max_model_len}",
+        )
     for number, text in enumerate(prompts):
         ids = tuple(engine.tokenizer.encode(text))[:longest]
         if not ids:
@@ -120,20 +129,33 @@ def _settings(engine: Engine) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def _noise(read: Sequence[LiveReading], *, compiled: bool) -> Doubles:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """Of a reading what a baseline is made of: shares of residuals, and figures."""
+
+    shares: Doubles
+    figures: Doubles
+    compiled: bool
+    request_id: str
+
+
+def _kept(reading: LiveReading) -> _Kept:
+    found = reading.residuals
+    assert found is not None
+    beyond = np.maximum(found.residual**2 - found.floor**2, 0.0)
+    return _Kept(
+        np.sqrt(beyond) / found.size, reading.figures, reading.compiled, reading.request_id
+    )
+
+
+def _noise(read: Sequence[_Kept], *, compiled: bool) -> Doubles:
     """Per cell the rms of residuals in units of their size; NaN where it was never read.
 
     By medians: rows whose residual stream is huge have a rounding of their own (`floor`).
     """
-    shares = []
-    for one in read:
-        found = one.residuals
-        if one.compiled is compiled and found is not None:
-            beyond = np.maximum(found.residual**2 - found.floor**2, 0.0)
-            shares.append(np.sqrt(beyond) / found.size)
+    shares = [one.shares for one in read if one.compiled is compiled]
     if not shares:
-        cells = len(read[0].residuals.residual) if read[0].residuals is not None else 0
-        return np.full(cells, np.nan)
+        return np.full(len(read[0].shares), np.nan)
     table = np.array(shares)
     known = ~np.isnan(table).all(axis=0)
     noise = np.full(table.shape[1], np.nan)
@@ -144,7 +166,7 @@ def _noise(read: Sequence[LiveReading], *, compiled: bool) -> Doubles:
     return noise
 
 
-def _usual(form: Form, read: Sequence[LiveReading]) -> Usual:
+def _usual(form: Form, read: Sequence[_Kept]) -> Usual:
     """Mean and spread over prompts, each of which counts once."""
     by_prompt: dict[str, list[Doubles]] = {}
     for one in read:

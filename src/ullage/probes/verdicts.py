@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable, finding_of
 from ullage.findings.finding import Evidence, Finding, Severity
+from ullage.probes.baseline import Baseline
 from ullage.probes.judging import Alarm, Judge
 from ullage.probes.relations import Cell
 from ullage.probes.usual import Figure
@@ -118,20 +119,19 @@ class Located:
 
 def verdicts(judge: Judge) -> tuple[Located, ...]:
     """Every rule's answers: for each fired one a finding of its layer, or of all that are alike."""
-    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, _blind(judge))
+    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, blind_kinds(judge.baseline))
 
 
-def _blind(judge: Judge) -> Mapping[str, str]:
-    """Kinds of which nothing could be read."""
+def blind_kinds(baseline: Baseline) -> Mapping[str, str]:
+    """Kinds of which nothing can be read, and why."""
     import numpy as np
 
-    noise = judge.baseline.noise
     seen = {
         cell.kind
-        for cell, levels in zip(judge.cells, noise.T, strict=True)
+        for cell, levels in zip(baseline.cells, baseline.noise.T, strict=True)
         if not np.isnan(levels).all()
     }
-    if judge.baseline.sketch.adapters:
+    if baseline.sketch.adapters:
         seen.add("lora")
     return {
         kind: "the baseline holds no adapter" if kind == "lora" else f"no {kind} in this model"
