@@ -99,6 +99,11 @@ class Judge:
                 kept = np.where(np.isfinite(values), values, 0.0)
                 self._sums[name] = _KEEP * self._sums[name] + kept
 
+    def judged(self) -> frozenset[str]:
+        """Kinds of which at least one cell has been held against the baseline so far."""
+        read = np.flatnonzero(self._detectors.readings[: self._num_cells])
+        return frozenset(self.cells[number].kind for number in read.tolist())
+
     def alarms(self) -> tuple[Alarm, ...]:
         """What stands at an alarm now, in the order in which a row passes it."""
         at = np.flatnonzero(self._detectors.alarms)

@@ -119,7 +119,12 @@ class Located:
 
 def verdicts(judge: Judge) -> tuple[Located, ...]:
     """Every rule's answers: for each fired one a finding of its layer, or of all that are alike."""
-    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, blind_kinds(judge.baseline))
+    blind = dict(blind_kinds(judge.baseline))
+    judged = judge.judged()
+    for kind in (kind for rule in RULES[:5] for kind in rule.kinds):
+        if kind not in judged:
+            blind.setdefault(kind, f"{kind}: no row so far ran as rows of the baseline did")
+    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, blind)
 
 
 def blind_kinds(baseline: Baseline) -> Mapping[str, str]:
