@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 from ullage.probes.quality_answer import AnswerReading, Cycle
 
@@ -62,3 +64,16 @@ def healthy(draw: random.Random, kind: str | None = None) -> AnswerReading:
         switched=draw.random() < strays,
         temperature=draw.choice((0.7, 0.7, 0.0)),
     )
+
+
+RECORDED = Path(__file__).parent / "fixtures" / "quality_smollm2"
+
+
+def recorded(way: str) -> list[tuple[str, AnswerReading]]:
+    """Kind and reading of the answers that benchmarks/probes/quality_faults.py recorded."""
+    found = []
+    for row in json.loads((RECORDED / f"{way}.json").read_text()):
+        cycle = row.pop("cycle")
+        kind = row.pop("kind")
+        found.append((kind, AnswerReading(cycle=Cycle(**cycle) if cycle else None, **row)))
+    return found

@@ -88,15 +88,27 @@ def test_a_client_of_yes_and_no_that_makes_a_quarter_is_no_collapse_of_lengths()
         assert not watch.fired
 
 
-def test_answers_asked_at_another_temperature_are_not_held_against_others() -> None:
+def test_answers_asked_at_a_known_temperature_are_held_against_their_like() -> None:
     """Greedy answers are surer; that says nothing of the model."""
     draw = random.Random(7)  # noqa: S311
-    watch = watched(
-        reading(confidence=draw.uniform(0.4, 0.6), temperature=1.0) for _ in range(1_200)
-    )
+
+    def asked(temperature: float) -> AnswerReading:
+        low = 0.4 if temperature else 0.7
+        return reading(confidence=draw.uniform(low, low + 0.2), temperature=temperature)
+
+    watch = watched(asked(0.0 if draw.random() < 0.1 else 1.0) for _ in range(1_200))
     for _ in range(300):
-        watch.take(reading(confidence=draw.uniform(0.7, 0.9), temperature=0.0))
+        watch.take(asked(0.0))
         assert not watch.fired
+
+
+def test_another_temperature_is_said_to_be_the_cause_and_is_no_warning() -> None:
+    watch = usual()
+    for _ in range(150):
+        watch.take(reading(200, confidence=0.09, repetition=0.0, temperature=2.0))
+    finding = findings(watch)["Q004"]
+    assert (finding.state, finding.severity) == ("fired", Severity.info)
+    assert "→ 2.00" in finding.cause
 
 
 # --- sick ----------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from ullage.probes.quality_traits import (
 )
 from ullage.probes.quality_watch import QualityReport
 
+BY_TEMPERATURE = (LOOPS, REPEATS, UNSURE, SURE)
+OTHER_TEMPERATURE = 0.25
 SOURCE = "measured: this server's answers"
 COMPARE = (
     "Read some answers. Where nobody changed what is asked (a client, a prompt, a template), hold "
@@ -77,12 +79,13 @@ def _check(
     told = [trait for trait in traits if trait.name in report.fired]
     facts = tuple(fact for trait in traits for fact in _facts(report, trait))
     if told:
-        return Fired(
-            " ".join(_sentence(report, trait) for trait in told),
-            remedy,
-            (*facts, *_asked(report)),
-            severity(report.fired),
-        )
+        said = [_sentence(report, trait) for trait in told]
+        warmer = _warmer(report)
+        grave = severity(report.fired)
+        if warmer and all(trait in BY_TEMPERATURE for trait in told):
+            said.append(warmer)
+            grave = Severity.info
+        return Fired(" ".join(said), remedy, (*facts, *_asked(report)), grave)
     missing = tuple(text for trait in traits if (text := _lacking(report, trait)))
     return NotEvaluable(missing) if missing else Clear((*facts, *_asked(report)))
 
@@ -97,6 +100,17 @@ def _sentence(report: QualityReport, trait: Trait) -> str:
 
 def _percent(rate: Rate) -> str:
     return "none" if rate.share is None else f"{rate.share:.0%}"
+
+
+def _warmer(report: QualityReport) -> str:
+    """A sentence where answers are asked for at another temperature than before, else ""."""
+    was, now = report.past_means.temperature, report.recent_means.temperature
+    if was is None or now is None or abs(now - was) < OTHER_TEMPERATURE:
+        return ""
+    return (
+        f"Requests ask for another temperature than before (mean {was:.2f} → {now:.2f}), which "
+        "does this by itself."
+    )
 
 
 def _lacking(report: QualityReport, trait: Trait) -> str:

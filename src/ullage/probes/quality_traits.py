@@ -27,11 +27,15 @@ DRIFT = 0.4
 """What healthy traffic moves a distribution by (watch/rules/sampling.py, from public traces)."""
 
 Stratum = tuple[str | None, int]
+ANY: Stratum = (None, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What the past makes of unusual; None, or no stratum, where it is too small to say."""
+    """What the past makes of unusual; None where it is too small to say.
+
+    `confidence`: of each stratum with answers enough; under ANY of all answers, for those of none.
+    """
 
     short_tokens: int | None = None
     long_tokens: int | None = None
@@ -95,7 +99,7 @@ def _runs_on(reading: AnswerReading, past: Thresholds) -> bool | None:
 def _usual(reading: AnswerReading, past: Thresholds) -> tuple[float, float] | None:
     if past.confidence is None or reading.num_looks < LEAST_LOOKS:
         return None
-    return past.confidence.get(stratum(reading))
+    return past.confidence.get(stratum(reading), past.confidence.get(ANY))
 
 
 def _unsure(reading: AnswerReading, past: Thresholds) -> bool | None:
@@ -169,6 +173,7 @@ def thresholds_of(readings: Sequence[AnswerReading]) -> Thresholds:
     for one in readings:
         if one.confidence is not None and one.num_looks >= LEAST_LOOKS:
             strata.setdefault(stratum(one), []).append(one.confidence)
+            strata.setdefault(ANY, []).append(one.confidence)
     short = int(_tenth(ended) // SHORT_PART) if len(ended) >= LENGTHS_NEEDED else 0
     return Thresholds(
         short or None,

@@ -20,6 +20,8 @@ from ullage.probes.quality_rules import RULES
 from ullage.probes.quality_traits import TRAITS
 
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
+STATES_EVERY = 16
+"""Answers after which rules are asked again while nothing has begun or ceased to fire."""
 STATES: Mapping[State, float] = {"fired": 1.0, "clear": 0.0, "not_evaluable": float("nan")}
 
 
@@ -71,6 +73,7 @@ class AnswerWatch:
             registry=registry,
         )
         self._states = {rule.id: states.labels(**labels, rule=rule.id) for rule in RULES}
+        self._fired: frozenset[str] = frozenset()
         self._say_states()
 
     def take(self, outputs: Iterable[Output]) -> None:
@@ -100,8 +103,11 @@ class AnswerWatch:
             self._repetition.observe(ended.reading.repetition_ratio)
         if ended.reading.confidence is not None:
             self._confidence.observe(ended.reading.confidence)
-        self._say_states()
+        watch = self._quality.watch
+        if watch.fired != self._fired or watch.num_judged % STATES_EVERY == 0:
+            self._say_states()
 
     def _say_states(self) -> None:
+        self._fired = self._quality.watch.fired
         for finding in self._quality.findings():
             self._states[finding.id].set(STATES[finding.state])
