@@ -34,7 +34,7 @@ from ullage.probes.quality import LOOK_EVERY_STEPS
 from ullage.serving.quality import AnswerWatch
 
 RESULTS = Path(__file__).with_name("QUALITY.md")
-ANSWER_TOKENS, ROUNDS = 96, 3
+ANSWER_TOKENS, ROUNDS = 96, 1
 LARGE_VOCABULARY = 151_936
 
 

@@ -137,7 +137,7 @@ SILENT: Mapping[str, str] = {
     "Q001": "code and tables with like rows, 7% of answers in a loop for a day and now",
     "Q002": "a client that asks for yes or no, one answer in four",
     "Q003": "max_tokens lowered from 512 to 64, every answer cut",
-    "Q004": "temperature 1.0 → 0.0, after which answers are surer",
+    "Q004": "requests at temperature 0, a tenth of all so far, become all of them",
     "Q005": "answers in Chinese to questions in Chinese that come for the first time",
     "W001": "kv_used_ratio 0.97 in one scrape and 0.6 in the next",
     "W002": "block_size 16 with prompts of 2,000 tokens",
