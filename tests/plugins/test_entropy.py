@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ullage_vllm import entropy
-from ullage_vllm.entropy import COLUMNS, Rule
+from ullage_vllm.entropy import COLUMNS, Keys, Place, Rule
 
 from ullage.engine.rule import AttentionRule
 from ullage.probes.entropy import attention_rows
@@ -40,19 +40,11 @@ def both(
     rule: dict[str, Any], length: int, rows: list[int], sharp: float = 1.0
 ) -> tuple[entropy.Rows, Any]:
     q_SHD, k_SKD, v_SKD = drawn(length, sharp)
-    sinks = rule.get("sinks")
-    slopes = rule.get("slopes")
-    here = Rule(
-        scale=0.25,
-        window=rule.get("window"),
-        soft_cap=rule.get("soft_cap"),
-        slopes_H=None if slopes is None else torch.tensor(slopes),
-        sinks_H=None if sinks is None else torch.tensor(sinks),
-    )
+    sinks, slopes, here = rule.get("sinks"), rule.get("slopes"), rule_of(rule)
     found = entropy.read(
         q_SHD[rows],
         rows,
-        lambda start, stop: k_SKD[start:stop].permute(1, 2, 0),
+        Keys(lambda start, stop: k_SKD[start:stop].permute(1, 2, 0)),
         here,
         lambda start, stop: v_SKD[start:stop].transpose(0, 1),
     )
@@ -94,6 +86,37 @@ def test_every_rule_gives_the_probes_numbers(name: str, rows: list[int]) -> None
     torch.testing.assert_close(found.output_RHD, expected.output_RHD.float(), atol=1e-4, rtol=1e-4)
 
 
+def rule_of(told: dict[str, Any]) -> Rule:
+    slopes, sinks = told.get("slopes"), told.get("sinks")
+    return Rule(
+        scale=0.25,
+        window=told.get("window"),
+        soft_cap=told.get("soft_cap"),
+        slopes_H=None if slopes is None else torch.tensor(slopes),
+        sinks_H=None if sinks is None else torch.tensor(sinks),
+    )
+
+
+@pytest.mark.parametrize("position", [0, 1, 39, 700, 4999])
+@pytest.mark.parametrize("most_scores", [1, 10_000, 1 << 20])
+def test_a_row_of_many_layers_together_is_that_of_each(
+    position: int, most_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of different rules, so that each sees other keys; held a few or all at a time."""
+    monkeypatch.setattr(entropy, "MOST_SCORES", most_scores)
+    places, expected = [], []
+    for number, told in enumerate([*RULES.values(), *RULES.values()]):
+        q_SHD, k_SKD, _ = drawn(5000 + number)
+        keys = Keys(
+            lambda start, stop, k_SKD=k_SKD: k_SKD[start:stop].permute(1, 2, 0), 100 + number
+        )
+        places.append(Place(q_SHD[position], keys, rule_of(told)))
+        expected.append(entropy.read(q_SHD[[position]], [position], keys, rule_of(told)))
+    found = entropy.one_row(places, position)
+    whole = torch.cat([one.columns_RHC[0] for one in expected])
+    torch.testing.assert_close(found, whole, atol=2e-5, rtol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("rows", [[2999], [2, 2048, 2999]])
 def test_scores_of_thousands_lose_no_digit_that_counts(rows: list[int]) -> None:
     found, expected = both({}, 3000, rows, sharp=3000.0)
@@ -106,7 +129,7 @@ def test_a_score_that_is_no_number_makes_its_head_no_number(rows: list[int], bro
     q_SHD, k_SKD, _ = drawn(64)
     k_SKD[5, 1] = broken
     found = entropy.read(
-        q_SHD[rows], rows, lambda a, b: k_SKD[a:b].permute(1, 2, 0), Rule(scale=0.25)
+        q_SHD[rows], rows, Keys(lambda a, b: k_SKD[a:b].permute(1, 2, 0)), Rule(scale=0.25)
     )
     assert not found.columns_RHC[:, HEADS // 2 :, 0].isfinite().any()
     assert found.columns_RHC[:, : HEADS // 2, 0].isfinite().all()
@@ -123,9 +146,7 @@ def test_weights_have_the_entropy_that_is_told(name: str, position: int) -> None
         None if slopes is None else torch.tensor(slopes),
     )  # fmt: skip
 
-    def keys(start: int, stop: int) -> torch.Tensor:
-        return k_SKD[start:stop].permute(1, 2, 0)
-
+    keys = Keys(lambda start, stop: k_SKD[start:stop].permute(1, 2, 0))
     told = entropy.weights(q_SHD[position], position, keys, here, head=4)
     assert len(told) == position + 1 - here.low(position)
     assert math.isclose(sum(told), 1.0, abs_tol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,16 +55,22 @@ def test_a_decode_step_is_read_row_by_row_as_written_out(second: bool) -> None:
     runner = Runner(model(None, 5), second)
     probe = probed(runner)
     runner.step({"a": 9, "b": 14}, a=9, b=14)
-    runner.queries.clear()
-    runner.step(a=1, b=1)
-    assert (probe.counts.steps, probe.counts.sampled, probe.counts.missed) == (1, 1, 0)
+    rows: list[list[list[float]]] = []
+    for row in (0, 1):
+        runner.queries.clear()
+        runner.step(a=1, b=1)
+        rows.append(
+            [
+                last_entropies(runner, name, row, query)
+                for name, query in zip(runner.layers, runner.queries, strict=True)
+            ]
+        )
+    assert (probe.counts.steps, probe.counts.sampled, probe.counts.missed) == (2, 2, 0)
     assert (probe.counts.rows, probe.refused) == (2, [])
-    for number, (name, query) in enumerate(zip(runner.layers, runner.queries, strict=True)):
-        rows = [last_entropies(runner, name, row, query) for row in (0, 1)]
-        told = probe.memory.report(0)[number]
+    for number, told in enumerate(probe.memory.report(0)):
         assert told["layer"] == number
         for head in range(HEADS):
-            mean = (rows[0][head] + rows[1][head]) / 2
+            mean = (rows[0][number][head] + rows[1][number][head]) / 2
             assert told["heads"][head]["entropy_nats"]["mean"] == pytest.approx(mean, abs=1e-5)
             assert told["heads"][head]["rows"] == 2
 
@@ -126,22 +133,17 @@ def test_after_a_step_everything_of_vllms_is_its_own_again(second: bool, fails: 
     assert "execute_model" not in vars(runner)
 
 
-def test_requests_take_turns() -> None:
-    runner = Runner(model(None))
+@pytest.mark.parametrize(("requests", "rows"), [(1, 1), (3, 1), (8, 2), (20, 3), (60, 4)])
+def test_requests_take_turns_and_a_larger_step_gives_more_rows(requests: int, rows: int) -> None:
+    probe = probed(Runner(model(None)))
+    counts = {f"r{number:02}": 1 for number in range(requests)}
+    scheduled = SimpleNamespace(num_scheduled_tokens=counts, scheduled_spec_decode_tokens={})
     seen: list[str] = []
-    probe = probed(runner)
-    runner.step({"a": 2, "b": 2, "c": 2}, a=2, b=2, c=2)
-    chosen = probe._wants
-
-    def noted(scheduled: Any) -> Any:
-        wants = chosen(scheduled)
-        seen.extend(want.request_id for want in wants)
-        return wants
-
-    probe._wants = noted  # type: ignore[method-assign]
-    for _ in range(3):
-        runner.step(a=1, b=1, c=1)
-    assert sorted(seen) == ["a", "a", "b", "b", "c", "c"]
+    for _ in range(requests):
+        wants = probe._wants(scheduled)
+        assert len(wants) == rows
+        seen += [want.request_id for want in wants]
+    assert {seen.count(one) for one in counts} == {rows}
 
 
 def test_prompts_are_no_decode_steps() -> None:

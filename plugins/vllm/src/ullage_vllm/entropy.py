@@ -27,8 +27,24 @@ COLUMNS = (
 )
 """Of each row and head, in this order; the last two are NaN without learned sinks."""
 
+MOST_SCORES = 1 << 20
+"""Scores of one row that are held at a time, over layers."""
+
 Fetch = Callable[[int, int], torch.Tensor]
 """Of positions start ≤ s < stop, float32: keys [kv heads, dim, s] or values [kv heads, s, dim]."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Of one layer and sequence, fetched `at_once` positions at a time: few enough that a piece
+    stays in the processor's cache between its copy and its product."""
+
+    fetch: Fetch
+    at_once: int = 512
+
+    def pieces(self, start: int, stop: int) -> Iterator[torch.Tensor]:
+        for at in range(start, stop, self.at_once):
+            yield self.fetch(at, min(at + self.at_once, stop))
 
 
 @dataclass(frozen=True)
@@ -57,13 +73,13 @@ class Rows:
 def read(
     q_RHD: torch.Tensor,
     positions: Sequence[int],
-    keys: Fetch,
+    keys: Keys,
     rule: Rule,
     values: Fetch | None = None,
 ) -> Rows:
     """The rows of one sequence at these positions, ascending.
 
-    One row alone needs no mask: what it sees is all that is fetched.
+    One row alone needs no mask: what it sees is all that is fetched. `values` give `output_RHD`.
     """
     rows = len(q_RHD)
     q_RHD = q_RHD.float() * rule.scale
@@ -71,7 +87,7 @@ def read(
     whole, band = _Sums(), _Sums()
     first_RH: torch.Tensor | None = None
     for start, stop in _tiles(min(lows), positions[-1] + 1):
-        scores_RHS = _scores(q_RHD, keys(start, stop), start, positions, rule)
+        scores_RHS = _scores(q_RHD, keys.pieces(start, stop), start, positions, rule)
         seen = near = None
         if rows > 1:
             seen, near = _masks(positions, lows, start, stop, q_RHD.device)
@@ -86,14 +102,64 @@ def read(
         if begin < stop:
             near = None if near is None else near[..., begin - start :]
             band.see(scores_RHS[..., begin - start :], near)
-    return Rows(_columns(whole, band, first_RH, rule), whole.attention(rule))
+    return Rows(_columns(whole, band, first_RH, rule.sinks_H), whole.attention(rule))
 
 
-def weights(q_HD: torch.Tensor, position: int, keys: Fetch, rule: Rule, head: int) -> list[float]:
+@dataclass(frozen=True)
+class Place:
+    """One layer's query of a row, and the keys that it may see."""
+
+    q_HD: torch.Tensor
+    keys: Keys
+    rule: Rule
+
+
+def one_row(places: Sequence[Place], position: int) -> torch.Tensor:
+    """COLUMNS of one row in several layers, [heads of all, columns] in their order.
+
+    As `read`, but what follows the scores is done for many layers together: of a decode step the
+    calls cost more than the arithmetic.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for low in sorted({place.rule.low(position) for place in places}):
+        batch: list[int] = []
+        scores: list[torch.Tensor] = []
+        seeing = [at for at, place in enumerate(places) if place.rule.low(position) == low]
+        for at in seeing:
+            place = places[at]
+            q_RHD = place.q_HD[None].float() * place.rule.scale
+            pieces = place.keys.pieces(low, position + 1)
+            scores.append(_scores(q_RHD, pieces, low, [position], place.rule))
+            batch.append(at)
+            if at == seeing[-1] or sum(one.numel() for one in scores) > MOST_SCORES:
+                columns = _columns_of_one(torch.cat(scores, 1), low, position, places, batch)
+                parts = torch.split(columns, [len(places[one].q_HD) for one in batch])
+                found.update(zip(batch, parts, strict=True))
+                batch, scores = [], []
+    return torch.cat([found[at] for at in range(len(places))])
+
+
+def _columns_of_one(
+    scores_RHS: torch.Tensor, low: int, position: int, places: Sequence[Place], batch: list[int]
+) -> torch.Tensor:
+    whole, band = _Sums(), _Sums()
+    whole.see(scores_RHS, None)
+    band.see(scores_RHS[..., max(low, position - BAND) - low :], None)
+    sinks_H = None
+    if any(places[at].rule.sinks_H is not None for at in batch):
+        none = [scores_RHS.new_full((len(places[at].q_HD),), math.nan) for at in batch]
+        listed = [places[at].rule.sinks_H for at in batch]
+        sinks_H = torch.cat(
+            [nan if own is None else own for own, nan in zip(listed, none, strict=True)]
+        )
+    return _columns(whole, band, scores_RHS[..., 0] if low == 0 else None, sinks_H)[0]
+
+
+def weights(q_HD: torch.Tensor, position: int, keys: Keys, rule: Rule, head: int) -> list[float]:
     """One head's weights of the keys that a row sees, the last at the row itself; of keys alone."""
     q_RHD = q_HD[None].float() * rule.scale
     parts = [
-        _scores(q_RHD, keys(start, stop), start, [position], rule)[0, head]
+        _scores(q_RHD, keys.pieces(start, stop), start, [position], rule)[0, head]
         for start, stop in _tiles(rule.low(position), position + 1)
     ]
     return [float(one) for one in torch.softmax(torch.cat(parts).double(), 0).tolist()]
@@ -109,18 +175,26 @@ def _tiles(low: int, high: int) -> Iterator[tuple[int, int]]:
 
 
 def _scores(
-    q_RHD: torch.Tensor, k_KDS: torch.Tensor, start: int, positions: Sequence[int], rule: Rule
+    q_RHD: torch.Tensor,
+    pieces: Iterator[torch.Tensor],
+    start: int,
+    positions: Sequence[int],
+    rule: Rule,
 ) -> torch.Tensor:
     """[rows, heads, keys]. Query head h reads kv head h // (heads / kv heads)."""
     rows, heads, dim = q_RHD.shape
-    kv_heads = k_KDS.shape[0]
-    q_KQD = q_RHD.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
-    scores = torch.bmm(q_KQD, k_KDS).reshape(kv_heads, rows, heads // kv_heads, -1)
+    parts = []
+    for k_KDS in pieces:
+        kv_heads = len(k_KDS)
+        q_KQD = q_RHD.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+        parts.append(torch.bmm(q_KQD, k_KDS))
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    scores = scores.reshape(kv_heads, rows, heads // kv_heads, -1)
     scores_RHS = scores.transpose(0, 1).reshape(rows, heads, -1)
     if rule.soft_cap:
         scores_RHS = torch.tanh(scores_RHS / rule.soft_cap) * rule.soft_cap
     if rule.slopes_H is not None:
-        at_S = torch.arange(start, start + k_KDS.shape[-1], device=scores_RHS.device)
+        at_S = torch.arange(start, start + scores_RHS.shape[-1], device=scores_RHS.device)
         away_RS = at_S[None] - torch.tensor(positions, device=at_S.device)[:, None]
         scores_RHS = scores_RHS + rule.slopes_H[None, :, None] * away_RS[:, None]
     return scores_RHS
@@ -161,8 +235,8 @@ class _Sums:
         weights_RHS = torch.exp(less_RHS)
         if seen is not None:
             less_RHS = less_RHS.masked_fill(~seen, 0.0)
-        total = weights_RHS.sum(-1, dtype=torch.float64)
-        moment = (weights_RHS * less_RHS).sum(-1, dtype=torch.float64)
+        total = weights_RHS.sum(-1).double()
+        moment = (weights_RHS * less_RHS).sum(-1).double()
         values = None if values_KSD is None else _weighed(weights_RHS, values_KSD)
         if self.top is not None:
             # Below −10,000 nothing is left of it, and −∞ · 0 would be no number.
@@ -214,15 +288,17 @@ def _weighed(weights_RHS: torch.Tensor, values_KSD: torch.Tensor) -> torch.Tenso
     )
 
 
-def _columns(whole: _Sums, band: _Sums, first_RH: torch.Tensor | None, rule: Rule) -> torch.Tensor:
+def _columns(
+    whole: _Sums, band: _Sums, first_RH: torch.Tensor | None, sinks_H: torch.Tensor | None
+) -> torch.Tensor:
     assert whole.top is not None
     nan = torch.full_like(whole.total, math.nan)
     first = torch.zeros_like(whole.total)
     if first_RH is not None:
         first = (first_RH - whole.top).double().exp() / whole.total
     with_sink, sink_mass = nan, nan
-    if rule.sinks_H is not None:
-        sunk = whole.with_one(rule.sinks_H.float().expand_as(whole.top))
+    if sinks_H is not None:
+        sunk = whole.with_one(sinks_H.float().expand_as(whole.top))
         with_sink, sink_mass = sunk.entropy(), (1 - whole.share(sunk)).clamp(min=0.0)
     listed = (
         whole.entropy(),

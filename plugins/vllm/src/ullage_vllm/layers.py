@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
-from ullage_vllm.entropy import Fetch, Rule
+from ullage_vllm.entropy import Fetch, Keys, Rule
 
 QUANTISED = "its KV cache is quantised"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+PIECE_BYTES = 384 << 10
+"""Of keys that are copied at once: what a core's second cache holds."""
 MASKS = ("mm_prefix_range", "mm_prefix_query_range_tensor", "rswa_prefix_lens", "dynamic_causal")
 """Of a step's metadata: where one is there, rows see something else than a rule says."""
 
@@ -205,9 +207,11 @@ def _latent(name: str, number: int, layer: Any) -> Layer:
 # --- both ---
 
 
-def fetches(layer: Layer, cache: torch.Tensor, table: torch.Tensor) -> tuple[Fetch, Fetch]:
+def fetches(layer: Layer, cache: torch.Tensor, table: torch.Tensor) -> tuple[Keys, Fetch]:
     """Keys and values of one sequence by position; `table` are its blocks, in order."""
     size = layer.cache.block_size(cache)
+    block_bytes = cache[0].numel() // 2 * 4
+    at_once = max(PIECE_BYTES // block_bytes, 1) * size
 
     def blocks(start: int, stop: int) -> torch.Tensor:
         return table[start // size : (stop - 1) // size + 1]
@@ -222,7 +226,7 @@ def fetches(layer: Layer, cache: torch.Tensor, table: torch.Tensor) -> tuple[Fet
         found = layer.cache.values(cache, blocks(start, stop))
         return found[:, start - first : stop - first]
 
-    return keys, values
+    return Keys(keys, at_once), values
 
 
 def _blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:

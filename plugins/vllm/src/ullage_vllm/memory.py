@@ -1,13 +1,15 @@
-"""What is kept of the rows that were read: the last ones of each layer, and what they come to.
+"""What is kept of the rows that were read: the last ones, and what they come to.
 
-A ring of columns per layer and head; means and percentiles are exact, over the rows that are
+Columns per layer and head; means and percentiles are exact, over the rows that are
 still there, and taken only when somebody asks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,61 +24,67 @@ QUANTILES = tuple(at / 100 for at in range(0, 101, 5))
 """Of a layer's entropies, over rows and this rank's heads: what ranks can put together."""
 
 
+@dataclass(frozen=True)
+class Row:
+    """One row in all layers that were read: `columns_HC` of the heads of all, layer by layer."""
+
+    columns_HC: torch.Tensor
+    position: int
+    layers: tuple[Layer, ...]
+
+
 class Memory:
-    """The last `capacity` rows of each layer."""
+    """The last `capacity` rows."""
 
     def __init__(self, layers: Sequence[Layer], capacity: int | None = None) -> None:
         row_bytes = sum(layer.heads for layer in layers) * len(COLUMNS) * 4 or 1
-        self.capacity = capacity or max(32, min(MOST_ROWS, MOST_BYTES // row_bytes))
-        self._sinks = {layer.number: layer.rule.sinks_H is not None for layer in layers}
-        self._rings: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._added: dict[int, int] = {}
+        most = capacity or max(32, min(MOST_ROWS, MOST_BYTES // row_bytes))
+        self._rows: deque[Row] = deque(maxlen=most)
+        self._refused: set[int] = set()
 
-    def add(self, layer: Layer, columns_RHC: torch.Tensor, positions: Sequence[int]) -> None:
-        if layer.number not in self._rings:
-            shape = (self.capacity, layer.heads, len(COLUMNS))
-            ring = columns_RHC.new_zeros(shape), torch.zeros(self.capacity)
-            self._rings[layer.number] = ring
-        columns_WHC, visible_W = self._rings[layer.number]
-        added = self._added.get(layer.number, 0)
-        for at, position in enumerate(positions):
-            place = (added + at) % self.capacity
-            columns_WHC[place] = columns_RHC[at]
-            visible_W[place] = position + 1 - layer.rule.low(position)
-        self._added[layer.number] = added + len(positions)
+    def add(self, row: Row) -> None:
+        self._rows.append(row)
 
     def forget(self, layer: Layer) -> None:
-        self._rings.pop(layer.number, None)
-        self._added.pop(layer.number, None)
+        self._refused.add(layer.number)
 
     def report(self, tp_rank: int) -> list[dict[str, Any]]:
         """`layers` of the document of `ullage probe attention`, of this rank's heads."""
         found = []
-        for number in sorted(self._rings):
-            columns, visible = self._kept(number)
-            first = tp_rank * columns.shape[1]
+        for layer, columns_RHC, visible_R in self._by_layer():
+            first, sinks = tp_rank * layer.heads, layer.rule.sinks_H is not None
             heads = [
-                _head(first + head, columns[:, head], visible, self._sinks[number])
-                for head in range(columns.shape[1])
+                _head(first + head, columns_RHC[:, head], visible_R, sinks)
+                for head in range(layer.heads)
             ]
-            found.append({"layer": number, "heads": heads})
+            found.append({"layer": layer.number, "heads": heads})
         return found
 
     def entropies(self) -> list[tuple[int, list[float]]]:
         """Of each layer QUANTILES of the entropy over rows and heads."""
         found = []
-        for number in sorted(self._rings):
-            values = self._kept(number)[0][..., 0].reshape(-1)
+        for layer, columns_RHC, _ in self._by_layer():
+            values = columns_RHC[..., 0].reshape(-1)
             values = values[values.isfinite()].double()
             if len(values):
                 at = torch.tensor(QUANTILES, dtype=torch.float64)
-                found.append((number, torch.quantile(values, at).tolist()))
+                found.append((layer.number, torch.quantile(values, at).tolist()))
         return found
 
-    def _kept(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        columns, visible = self._rings[number]
-        count = min(self._added[number], self.capacity)
-        return columns[:count].cpu(), visible[:count]
+    def _by_layer(self) -> Iterator[tuple[Layer, torch.Tensor, torch.Tensor]]:
+        """Each layer, its columns [rows, heads, columns] and how many keys each row sees."""
+        parts: dict[int, list[torch.Tensor]] = {}
+        visible: dict[int, list[int]] = {}
+        known: dict[int, Layer] = {}
+        for row in self._rows:
+            split = torch.split(row.columns_HC.cpu(), [layer.heads for layer in row.layers])
+            for layer, columns_HC in zip(row.layers, split, strict=True):
+                known[layer.number] = layer
+                parts.setdefault(layer.number, []).append(columns_HC)
+                seen = row.position + 1 - layer.rule.low(row.position)
+                visible.setdefault(layer.number, []).append(seen)
+        for number in sorted(known.keys() - self._refused):
+            yield known[number], torch.stack(parts[number]), torch.tensor(visible[number])
 
 
 def _head(

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 
 from ullage_vllm import entropy
+from ullage_vllm.entropy import Place
 from ullage_vllm.layers import MASKS, Layer, Unreadable, fetches, layers_of
-from ullage_vllm.memory import Memory
+from ullage_vllm.memory import Memory, Row
 from ullage_vllm.steps import Caught, Rows, Step, Want
 
 log = logging.getLogger("vllm.ullage")
 
-ROWS_A_STEP = 2
-"""Decode rows of one sampled step; over steps every request gets its turn."""
+REQUESTS_A_ROW, MOST_ROWS = 8, 4
+"""Decode rows of one sampled step: one, and one more for so many requests, as a step of more costs
+more. Over steps every request gets its turn."""
 MAX_WATCHES = 4
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 """How far attention may be from vLLM's own, of the largest value that it weighs: half-precision
@@ -55,10 +57,6 @@ class Counts:
     rows: int = 0
     without_graph: int = 0
     seconds: float = 0.0
-
-
-class Misread(Exception):
-    """What was read of a layer does not give what vLLM computed."""
 
 
 class Probe:
@@ -122,9 +120,10 @@ class Probe:
             for one, count in counts.items()
             if (count == 1 or one in drafts) and one not in taken
         ]
-        for at in range(min(ROWS_A_STEP, len(decoding))):
+        count = min(1 + len(decoding) // REQUESTS_A_ROW, MOST_ROWS)
+        for at in range(count if decoding else 0):
             wants.append(Want(decoding[(self._turn + at) % len(decoding)], (0,)))
-        self._turn += ROWS_A_STEP
+        self._turn += count
         return wants
 
     def _watched(self, scheduled: Any) -> Iterator[Want]:
@@ -177,63 +176,70 @@ class Probe:
         silent = [layer.name for layer in self.layers if layer.name not in step.caught]
         if silent:
             raise Unreadable(f"{len(silent)} layers were not called in Python, first {silent[0]}")
-        known: dict[int, Any] = {}
+        tables: dict[int, _Tables] = {}
         for layer in self.layers:
-            caught = step.caught[layer.name]
-            at = 0
-            table = known.setdefault(id(caught.metadata), _Tables(caught.metadata, layer))
-            for rows in step.rows:
-                count = len(rows.want.places)
-                part = slice(at, at + count)
-                at += count
-                try:
-                    self._read(layer, caught, part, rows, table)
-                except Misread as reason:
-                    self._refuse(layer, str(reason))
-                    break
-        drawn = sum(1 for rows in step.rows if rows.want.watch is None)
+            metadata = step.caught[layer.name].metadata
+            tables.setdefault(id(metadata), _Tables(metadata, layer))
+        at, drawn = 0, 0
+        for rows in step.rows:
+            part = slice(at, at := at + len(rows.want.places))
+            given = [
+                Given(layer, caught, part, tables[id(caught.metadata)], rows)
+                for layer in self.layers
+                for caught in [step.caught[layer.name]]
+            ]
+            if rows.want.watch is None:
+                self._read_one(given)
+                drawn += 1
+            elif rows.want.watch in self.watches:
+                self._read_many(given, self.watches[rows.want.watch])
         if drawn:
             self.counts.sampled += 1
             self.counts.rows += drawn
-        for rows in step.rows:
-            if rows.want.watch is not None:
-                watch = self.watches[rows.want.watch]
-                done = {table.first_position(rows) + place for place in rows.want.places}
-                watch.left = tuple(one for one in watch.left if one not in done)
 
-    def _read(self, layer: Layer, caught: Caught, part: slice, rows: Rows, table: _Tables) -> None:
-        first = table.first_position(rows)
-        positions = [first + place for place in rows.want.places]
-        keys, values = fetches(layer, caught.cache, table.blocks(rows))
-        check = caught.output_RHD is not None
-        found = entropy.read(
-            caught.q_RHD[part], positions, keys, layer.rule, values if check else None
-        )
-        if caught.output_RHD is not None:
-            self._check(layer, found.output_RHD, caught.output_RHD[part], values, positions)
-        watch = self.watches.get(rows.want.watch or "")
-        memory = self.memory if watch is None else watch.memory
-        assert memory is not None
-        memory.add(layer, found.columns_RHC, positions)
-        if watch is not None and watch.weights is not None:
+    def _read_one(self, given: Sequence[Given]) -> None:
+        """A decode row: all layers together."""
+        given = [one for one in given if self._agrees(one)]
+        if given:
+            position = given[0].positions[0]
+            places = [Place(one.q_RHD[0], one.keys, one.layer.rule) for one in given]
+            layers = tuple(one.layer for one in given)
+            self.memory.add(Row(entropy.one_row(places, position), position, layers))
+
+    def _read_many(self, given: Sequence[Given], watch: Watch) -> None:
+        """Rows of a prompt: layer by layer, each over all keys once."""
+        given = [one for one in given if self._agrees(one)]
+        if not given or watch.memory is None:
+            return
+        columns = []
+        for one in given:
+            columns.append(one.read().columns_RHC)
             asked = watch.weights
-            if asked["layer"] == layer.number and asked["row"] in positions:
-                at = positions.index(asked["row"])
+            if asked and asked["layer"] == one.layer.number and asked["row"] in one.positions:
+                q_HD = one.q_RHD[one.positions.index(asked["row"])]
                 watch.found_weights = entropy.weights(
-                    caught.q_RHD[part][at], asked["row"], keys, layer.rule, asked["head"]
+                    q_HD, asked["row"], one.keys, one.layer.rule, asked["head"]
                 )
+        layers, positions = tuple(one.layer for one in given), given[0].positions
+        for columns_HC, position in zip(torch.cat(columns, 1), positions, strict=True):
+            watch.memory.add(Row(columns_HC, position, layers))
+        watch.left = tuple(one for one in watch.left if one not in positions)
 
-    def _check(
-        self, layer: Layer, ours: Any, theirs: torch.Tensor, values: Any, positions: list[int]
-    ) -> None:
-        """Raises unless the weights that were read give the output that vLLM computed."""
-        last = positions[-1]
-        largest = values(layer.rule.low(last), last + 1).abs().max().clamp(min=1e-30)
+    def _agrees(self, given: Given) -> bool:
+        """Whether what was read gives what vLLM computed, where that was caught; else refuse it."""
+        if given.caught.output_RHD is None:
+            return True
+        ours, theirs = given.read(values=True).output_RHD, given.caught.output_RHD[given.part]
+        assert ours is not None
+        last = given.positions[-1]
+        largest = given.values(given.layer.rule.low(last), last + 1).abs().max().clamp(min=1e-30)
         off = float((ours - theirs).abs().max() / largest)
-        bound = TOLERANCE[self.runner.model_config.dtype]
-        if off == off and off > bound:
-            raise Misread(f"vLLM's output is {off:.1%} of a value away from what was read")
-        self._unchecked.discard(layer.name)
+        if off > TOLERANCE[self.runner.model_config.dtype]:
+            reason = f"vLLM's output is {off:.1%} of a value away from what was read"
+            self._refuse(given.layer, reason)
+            return False
+        self._unchecked.discard(given.layer.name)
+        return True
 
     def _refuse(self, layer: Layer, reason: str) -> None:
         """From now on: it is not attention as its rule says, or its cache lies otherwise."""
@@ -264,6 +270,23 @@ class Probe:
             "last_miss": self.last_miss,
             "not_read": list(self.refused),
         }
+
+
+class Given:
+    """What one layer was given for the rows of one request: queries, positions, keys, values."""
+
+    def __init__(
+        self, layer: Layer, caught: Caught, part: slice, table: _Tables, rows: Rows
+    ) -> None:
+        self.layer, self.caught, self.part = layer, caught, part
+        first = table.first_position(rows)
+        self.positions = [first + place for place in rows.want.places]
+        self.q_RHD = caught.q_RHD[part]
+        self.keys, self.values = fetches(layer, caught.cache, table.blocks(rows))
+
+    def read(self, values: bool = False) -> entropy.Rows:
+        given = self.values if values else None
+        return entropy.read(self.q_RHD, self.positions, self.keys, self.layer.rule, given)
 
 
 class _Tables:

