@@ -2,16 +2,15 @@
 
 One server, in which the plugin is taken out and put back (cost_switch.py) between turns of a second
 or two. A turn is the same work each time: every seat full of requests that begin together, and one
-scrape. Turns come in pairs, one without the plugin and one with it, who goes first is drawn; what
+scrape. Turns come in pairs, one without the plugin and one with it, who goes first is drawn: what
 the machine does besides lies on both alike, and so does what one process has by luck (the layout of
-its memory). The server starts anew several times all the same: the bound is that of the pairs or
-that of the starts, whichever is wider. CPU time is that of every process of the server, by its own
-clock, read from outside. What is done is kept in ~/.cache/ullage/bench/plugin-cost.json:
+its memory). The bound is that of the pairs or that of blocks of them, whichever is wider. CPU time
+is that of every process of the server, by its own clock, read from outside. What is done is kept in
+~/.cache/ullage/bench/plugin-cost.json, so that a run can be done start by start:
 
-    .venv/bin/python benchmarks/plugin/cost.py [--starts 8] [--at-most 1] [--fresh]
+    .venv/bin/python benchmarks/plugin/cost.py [--starts 4] [--at-most 1] [--fresh]
 
-It needs tools/vllm_setup.sh. RESULTS.md is written once all starts are done; exit status 1 when the
-upper bound is above 1%.
+It needs tools/vllm_setup.sh. Writes RESULTS.md; exit status 1 when the upper bound is above 1%.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from plugin_pairs import Ratio, ratio_of, ratio_of_starts
+from plugin_pairs import Ratio, ratio_of, ratio_of_groups
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "vllm"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -41,9 +41,13 @@ HERE = Path(__file__).parent
 STATE = Path("~/.cache/ullage/bench/plugin-cost.json").expanduser()
 RESULTS = HERE / "RESULTS.md"
 LIMIT = 1.01
-PAIRS_OF_A_START = 50
-"""Half of them begin without the plugin."""
+PAIRS_OF_A_BLOCK = 10
+"""Half a minute or more: what comes and goes on the machine lies on a whole block."""
+BLOCKS_OF_A_START = 6
+START_S = 220
+LEAST_BLOCKS = 6
 WARM_TURNS = 4
+CORE = max(os.sched_getaffinity(0))
 CONCURRENCY = 16
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 400
 GATHERED_S = 0.2
@@ -51,7 +55,6 @@ GATHERED_S = 0.2
 STEPS = "vllm:iteration_tokens_total_count"
 MOST_STEPS = 1.02 * OUTPUT_TOKENS
 """Of a turn whose requests all ran together: one token of each in every step."""
-MOST_DROPPED = 20
 FLAGS = ("--max-num-seqs", str(CONCURRENCY), "--no-enable-prefix-caching")
 ENTRY_POINTS = """
 [vllm.general_plugins]
@@ -84,13 +87,14 @@ class Turn:
         return self.api_s + self.core_s
 
 
+One = TypeVar("One")
 Pair = tuple[Turn, Turn]
 """(Without, with)."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--starts", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--at-most", type=int, help="so many starts in this call")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     args = parser.parse_args()
@@ -100,51 +104,64 @@ def main() -> int:
         model = save_model(Path(folder) / "model")
         last = min(args.starts, len(starts) + (args.at_most or args.starts))
         while len(starts) < last:
-            starts.append(_pairs_of_a_start(home, model, len(starts)))
+            starts.append(_measured(home, model, len(starts)))
             _keep(starts)
-            say(f"start {len(starts)} of {args.starts}: {_told(_ratio_of(starts[-1]))}")
-    if len(starts) < max(args.starts, 2):
+            say(f"start {len(starts)}: {_told(_ratio_of(_flat(starts[-1])))}")
+    blocks = _flat(starts)
+    if len(blocks) < LEAST_BLOCKS:
         return 0
-    by_pair = _ratio_of([pair for start in starts for pair in start])
-    by_start = ratio_of_starts([[_cpu(pair) for pair in start] for start in starts])
+    by_pair = _ratio_of(_flat(blocks))
+    by_block = ratio_of_groups([[_cpu(pair) for pair in block] for block in blocks])
     say(f"by pair  {_told(by_pair)}")
-    say(f"by start {_told(by_start)}")
-    _write(by_pair, by_start, starts)
-    return int(max(by_pair.high, by_start.high) > LIMIT)
+    say(f"by block {_told(by_block)}")
+    _write(by_pair, by_block, starts)
+    return int(max(by_pair.high, by_block.high) > LIMIT)
 
 
-def _pairs_of_a_start(home: Path, model: Path, number: int) -> list[Pair]:
+def _measured(home: Path, model: Path, number: int) -> list[list[Pair]]:
+    """Blocks of pairs, of a server that is started for it."""
     venv = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
     environment = {
         **ON,
         **DEV,
         "VLLM_PLUGINS": f"{ON['VLLM_PLUGINS']},cost_switch",
         "PYTHONPATH": os.pathsep.join([str(home), str(HERE)]),
+        "VLLM_CPU_OMP_THREADS_BIND": str(CORE),
     }
     python = Path(venv).expanduser() / "bin" / "python"
     with spawned(python, model, FLAGS, environment) as server:
+        _bind(server)
         for warm in range(WARM_TURNS):
             _switch(server, warm % 2 == 0)
             _served(server)
-        return list(_pairs(server, number))
+        return list(_blocks(server, number))
 
 
-def _pairs(server: Server, number: int) -> Iterator[Pair]:
-    half = [False, True] * (PAIRS_OF_A_START // 2)
-    random.Random(number).shuffle(half)  # noqa: S311
-    dropped = 0
-    while half:
-        plugin_first = half[-1]
-        try:
-            turns = {on: _turn(server, on) for on in (plugin_first, not plugin_first)}
-        except NotQuiet as error:
-            say(f"dropped a pair: {error}")
-            dropped += 1
-            if dropped > MOST_DROPPED:
-                raise
-            continue
-        half.pop()
-        yield turns[False], turns[True]
+def _blocks(server: Server, number: int) -> Iterator[list[Pair]]:
+    """So many whole blocks as fit; in each, half of the pairs begin without the plugin."""
+    end_s = time.monotonic() + START_S
+    for block in range(BLOCKS_OF_A_START):
+        order = [False, True] * (PAIRS_OF_A_BLOCK // 2)
+        random.Random(f"{number} {block}").shuffle(order)  # noqa: S311
+        pairs = []
+        while order and time.monotonic() < end_s:
+            first = order[-1]
+            try:
+                turns = {on: _turn(server, on) for on in (first, not first)}
+            except NotQuiet as error:
+                say(f"dropped a pair: {error}")
+                continue
+            order.pop()
+            pairs.append((turns[False], turns[True]))
+        if not order:
+            yield pairs
+
+
+def _bind(server: Server) -> None:
+    """All of it on one core, which costs no CPU time and spares it what migrations cost."""
+    for pid in _session(server.pid):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {CORE})
 
 
 def _switch_in(folder: Path) -> Path:
@@ -219,20 +236,26 @@ def _cpu_s(leader: int) -> dict[int, float]:
     return {pid: time.clock_gettime((~pid << 3) | 2) for pid in _session(leader)}
 
 
-def _kept() -> list[list[Pair]]:
+def _flat(lists: list[list[One]]) -> list[One]:
+    return [one for each in lists for one in each]
+
+
+def _kept() -> list[list[list[Pair]]]:
     if not STATE.exists():
         return []
     return [
-        [(Turn(**lacking), Turn(**having)) for lacking, having in start]
+        [[(Turn(**lacking), Turn(**having)) for lacking, having in block] for block in start]
         for start in json.loads(STATE.read_text())
     ]
 
 
-def _keep(starts: list[list[Pair]]) -> None:
+def _keep(starts: list[list[list[Pair]]]) -> None:
     STATE.parent.mkdir(parents=True, exist_ok=True)
     scratch = STATE.with_suffix(".tmp")
     scratch.write_text(
-        json.dumps([[[asdict(turn) for turn in pair] for pair in start] for start in starts])
+        json.dumps(
+            [[[[*map(asdict, pair)] for pair in block] for block in start] for start in starts]
+        )
     )
     scratch.replace(STATE)
 
@@ -249,17 +272,18 @@ def _told(found: Ratio) -> str:
     return f"{found.mean - 1:+.2%}, {found.low - 1:+.2%} to {found.high - 1:+.2%}"
 
 
-def _write(by_pair: Ratio, by_start: Ratio, starts: list[list[Pair]]) -> None:
+def _write(by_pair: Ratio, by_block: Ratio, starts: list[list[list[Pair]]]) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "startup"))
     from measure_process import cpu_name
 
-    pairs = [pair for start in starts for pair in start]
-    wider = max(by_pair, by_start, key=lambda found: found.high)
+    by_start = [_flat(start) for start in starts]
+    pairs = _flat(by_start)
+    wider = max(by_pair, by_block, key=lambda found: found.high)
     off_by = statistics.stdev(with_ / without - 1 for without, with_ in map(_cpu, pairs))
     rows = "\n".join(
         f"| {number} | {len(start)} | {_mean_us(start, 0):.1f} | {_mean_us(start, 1):.1f} "
         f"| {' | '.join(_cells(_ratio_of(start)))} |"
-        for number, start in enumerate(starts, 1)
+        for number, start in enumerate(by_start, 1)
     )
     RESULTS.write_text(
         f"""# What the vLLM plugin costs
@@ -271,7 +295,8 @@ CPU-seconds per generated token of a vLLM 0.32 server with the plugin, over the 
 | the interval of | | from | to |
 |---|---|---|---|
 | {by_pair.count} interleaved pairs | {" | ".join(_cells(by_pair))} |
-| {by_start.count} starts of the server | {" | ".join(_cells(by_start))} |
+| {by_block.count} blocks of {PAIRS_OF_A_BLOCK} pairs, each as one | \
+{" | ".join(_cells(by_block))} |
 
 {time.strftime("%Y-%m-%d")}, {cpu_name()}, {os.cpu_count()} cores. A random model of two layers, \
 so that a step is nearly all vLLM's own Python, which is where a plugin costs most. A turn is \
@@ -282,12 +307,14 @@ a pair is one turn without and one with the plugin, in drawn order, and scatters
 often than in production, and the question that the plugin asks of the engine each second comes \
 as it comes. Without means in the same server: the scheduler's own methods, no such question, no \
 middleware, no series (`cost_switch.py`); left behind is a timer that fires once a second. No \
-request is preempted in a turn.
+request is preempted in a turn, and the probe of attention is off. The server is held to one core, \
+and its processes wait for each other without spinning: as vLLM runs they spin, which adds CPU \
+time to both sides and would flatter the plugin.
 
 | process | without, µs per token | with | |
 |---|---|---|---|
 {_row("API", "api_s", pairs)}
-{_row("engine core", "core_s", pairs)}
+{_row("engine core and worker", "core_s", pairs)}
 
 | start | pairs | without, µs | with, µs | | from | to |
 |---|---|---|---|---|---|---|

@@ -28,12 +28,12 @@ def ratio_of(pairs: Sequence[Pair]) -> Ratio:
     return _bounded([_log(pair) for pair in pairs])
 
 
-def ratio_of_starts(starts: Sequence[Sequence[Pair]]) -> Ratio:
-    """The same where pairs of one start may be alike: a start counts once. As many pairs in each.
+def ratio_of_groups(groups: Sequence[Sequence[Pair]]) -> Ratio:
+    """The same where pairs of one group may be alike: a group counts once. As many pairs in each.
 
-    Raises ValueError for fewer than two starts.
+    Raises ValueError for fewer than two groups.
     """
-    return _bounded([math.fsum(map(_log, start)) / len(start) for start in starts])
+    return _bounded([math.fsum(map(_log, group)) / len(group) for group in groups])
 
 
 def _log(pair: Pair) -> float:
