@@ -145,7 +145,7 @@ def _parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", module)
 
 
-READ = {"failure": "", "tokens": 3, "rows_read": 3, "weights": None}
+READ = {"failure": "", "mistake": "", "tokens": 3, "rows_read": 3, "weights": None}
 
 
 @pytest.mark.usefixtures("_parameters")
@@ -194,6 +194,14 @@ def test_a_prompt_that_was_not_read_is_no_answer(answer: dict[str, Any], says: s
     found = probing_of(Core(worker(**answer)), generate=Engine())
     with pytest.raises(Refusal, match=says):
         asyncio.run(found.attention(b'{"prompt": "x"}'))
+
+
+@pytest.mark.usefixtures("_parameters")
+def test_a_row_that_the_prompt_does_not_have_is_the_askers_mistake() -> None:
+    found = probing_of(Core(worker(**{**READ, "mistake": "row: found 9"})), generate=Engine())
+    with pytest.raises(Refusal, match="row: found 9") as refused:
+        asyncio.run(found.attention(b'{"prompt": "x"}'))
+    assert refused.value.status == 400
 
 
 # --- over HTTP ---

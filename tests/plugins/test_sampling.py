@@ -250,7 +250,7 @@ def test_a_prompt_that_was_not_read_says_why() -> None:
     asked(runner, "watch", key="mine", rows=5, weights={"layer": 0, "head": 0, "row": 3})
     runner.input_batch = vllm_worker.SimpleNamespace(req_ids=[])
     runner.step({"mine": 3}, mine=3)
-    assert "row: found 3, expected below 3" in asked(runner, "take", key="mine")["failure"]
+    assert "row: found 3, expected below 3" in asked(runner, "take", key="mine")["mistake"]
 
 
 def test_no_more_than_four_prompts_at_a_time() -> None:

@@ -85,10 +85,13 @@ class Probing:
             raise Refusal(400, f"prompt: {error}", "prompt") from None
 
     def _told(self, answers: list[list[dict[str, Any]]], asked: dict[str, Any]) -> dict[str, Any]:
-        ran = [workers for workers in answers if any(one["layers"] is not None for one in workers)]
+        told = [[one for one in workers if one["layers"] is not None] for workers in answers]
+        ran = [workers for workers in told if workers]
         if len(ran) != 1:
             raise Refusal(500, "no engine told that it ran the prompt")
         (workers,) = ran
+        if workers[0]["mistake"]:
+            raise Refusal(400, f"weights: {workers[0]['mistake']}", "weights")
         failures = [one["failure"] for one in workers if one.get("failure")]
         if failures:
             raise Refusal(500, f"the prompt was not read: {failures[0]}")

@@ -35,7 +35,8 @@ kernels round the weights. A cache that is read wrongly is off by the whole."""
 
 @dataclass
 class Watch:
-    """A prompt that an operator asked for. `left`: positions that are still to be read."""
+    """A prompt that an operator asked for. `left`: positions that are still to be read; `mistake`:
+    what they asked for and there is not, `failure`: why it was not read."""
 
     positions: tuple[int, ...] | None
     num_rows: int
@@ -45,6 +46,7 @@ class Watch:
     found_weights: list[float] | None = None
     tokens: int = 0
     failure: str = ""
+    mistake: str = ""
 
 
 @dataclass
@@ -155,7 +157,7 @@ class Probe:
         if watch.weights is not None:
             row = watch.weights["row"]
             if row >= tokens:
-                watch.failure = f"row: found {row}, expected below {tokens}, the prompt's tokens"
+                watch.mistake = f"row: found {row}, expected below {tokens}, the prompt's tokens"
             else:
                 chosen.add(row)
         watch.positions = watch.left = tuple(sorted(chosen))

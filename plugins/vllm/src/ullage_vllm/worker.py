@@ -72,6 +72,7 @@ def _take(probe: Probe, key: str) -> dict[str, Any]:
     return {
         **probe.state(),
         "failure": watch.failure,
+        "mistake": watch.mistake,
         "tokens": watch.tokens,
         "rows_read": len(watch.positions or ()) - len(watch.left),
         "layers": watch.memory.report(_ranks()["tp_rank"]),
