@@ -307,6 +307,9 @@ def test_a_key_guards_embeddings_and_no_probe(bert: Path) -> None:
         ({"trace": "/nowhere/trace.json"}, "--trace"),
         ({"lora_modules": {"a": "b"}}, "--lora-modules"),
         ({"probe_quality": True}, "--probe-quality"),
+        ({"probe": True}, "--probe"),
+        ({"probe_every": 4}, "--probe-every"),
+        ({"probe_baseline": "healthy.safetensors"}, "--probe-baseline"),
     ],
 )
 def test_what_only_generating_servers_have_is_refused(

@@ -61,6 +61,8 @@ def guarded(model_dir: Path) -> Iterator[ServerHandle]:
         api_key=KEY,
         enable_control_routes=True,
         probe_quality=True,
+        probe=True,
+        probe_every=2,
         max_num_queued_reqs=16,
     )
     yield handle

@@ -119,6 +119,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and with --enable-control-routes at /ullage/quality",
     )
     parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="read along: of one step in so many, how each head attends (on /metrics, and with "
+        "--enable-control-routes at /ullage/entropy)",
+    )
+    parser.add_argument(
+        "--probe-every", type=int, metavar="N", help="steps of which one is read (default: 16)"
+    )
+    parser.add_argument(
+        "--probe-baseline",
+        metavar="FILE",
+        help="judge what is read by a file of `ullage probe baseline`; implies --probe",
+    )
+    parser.add_argument(
         "--trace", metavar="FILE", help="write a Chrome trace of every step to FILE"
     )
     parser.add_argument(
@@ -160,6 +174,9 @@ def run(args: argparse.Namespace) -> int:
         trace=args.trace,
         pooler_config=_pooler_config(args.pooler_config),
         probe_quality=args.probe_quality,
+        probe=args.probe,
+        probe_every=args.probe_every,
+        probe_baseline=args.probe_baseline,
     )
     run_server(
         args.model,

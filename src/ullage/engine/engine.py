@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ullage.engine.attention import choose_path
+from ullage.engine.attention import AttentionPath, choose_path
 from ullage.engine.batch import Batch, build_batch
 from ullage.engine.compiled import DTYPES, CompiledDecoder, eager_because, fastest
 from ullage.engine.kv import KVCache
@@ -349,10 +349,29 @@ class Engine:
             ]
         return found
 
+    def read_prompt(self, prompt_ids: tuple[int, ...], path: AttentionPath) -> None:
+        """Run a prompt through an attention path that reads along, in blocks as `prompt_logprobs`.
+
+        Raises what that raises.
+        """
+        for _ in self._prompt_chunks(prompt_ids, None, path):
+            pass
+
+    @property
+    def attention_path(self) -> AttentionPath:
+        """What computes attention here, for a path that reads along to pass on to."""
+        return self._attention
+
     def _prompt_chunks(
-        self, prompt_ids: tuple[int, ...], lora: LoraAdapter | None
+        self,
+        prompt_ids: tuple[int, ...],
+        lora: LoraAdapter | None,
+        path: AttentionPath | None = None,
     ) -> Iterator[torch.Tensor]:
-        """The prompt's logits, chunk by chunk; its blocks are given back at the end."""
+        """The prompt's logits, chunk by chunk; its blocks are given back at the end.
+
+        With a `path` those of each chunk's last row only.
+        """
         self.require_fits(prompt_ids, SamplingParams(max_tokens=0))
         request = Request("prompt_logits", prompt_ids, SamplingParams(), lora=lora)
         try:
@@ -363,10 +382,11 @@ class Engine:
                 tables = tuple(map(tuple, request.tables))
                 work = Work(request, request.num_computed, count, tables, samples=True)
                 batch = build_batch(Plan((work,)), self.pool.block_size)
-                everywhere = replace(
-                    batch, sampled_rows=torch.arange(count), sampled_lora=batch.lora
-                )
-                yield self._decoder.forward(everywhere, self.kv, self._attention)
+                if path is None:
+                    batch = replace(
+                        batch, sampled_rows=torch.arange(count), sampled_lora=batch.lora
+                    )
+                yield self._decoder.forward(batch, self.kv, path or self._attention)
                 request.num_computed += count
         finally:
             self.tables.release(request)

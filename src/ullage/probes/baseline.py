@@ -208,13 +208,26 @@ def precision_of(options: Any) -> Precision:
     )
 
 
-def require_for(baseline: Baseline, form: Form, precision: Precision, file: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a spec what `require_for` compares, before there are weights."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    gated: bool
+
+
+def require_for(baseline: Baseline, form: Form | Sizes, precision: Precision, file: str) -> None:
     """Raise BadUsage unless a model of that form, so run, can be judged by the baseline.
 
     Weights, angles and scales may differ: whether they do is what is judged.
     """
-    same = ("layers", "hidden", "heads", "kv_heads", "head_dim", "inner", "vocab", "gated")
-    for name in same:
+    for name in (field.name for field in fields(Sizes)):
         own, other = getattr(baseline.sketch.form, name), getattr(form, name)
         if own != other:
             raise BadUsage(f"{name} {own}", file=file, expected=f"the model's {other}")

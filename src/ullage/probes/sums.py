@@ -175,7 +175,7 @@ class _Block:
         scores_KNS = torch.matmul(q_KND, k_SKD.permute(1, 2, 0))
         scores_HRS = scores_KNS.view(num_heads, num_rows, num_keys)
         positions_S = torch.arange(at, end, device=k_SKD.device)
-        _bend(scores_HRS, self._asked.rule, self._rows_R, positions_S)
+        bend(scores_HRS, self._asked.rule, self._rows_R, positions_S)
         # Only overflow makes −inf, and a row of which anything is not finite must not look well.
         scores_HRS.masked_fill_(scores_HRS == -math.inf, math.nan)
         if at < self._all_from or end > self._all_to or keep is not None:
@@ -212,7 +212,7 @@ class _Block:
         self.output_HRD = self.output_HRD * factor_HR[..., None] + sums_HRD
 
 
-def _bend(
+def bend(
     scores_HRS: torch.Tensor, rule: AttentionRule, rows_R: torch.Tensor, positions_S: torch.Tensor
 ) -> None:
     """From products to scores, in place."""

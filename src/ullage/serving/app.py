@@ -16,11 +16,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ullage.anatomy import load as load_anatomy
+from ullage.anatomy.spec import ModelSpec
 from ullage.engine.encoder.embedder import Embedder
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
@@ -30,6 +32,9 @@ from ullage.serving.embeddings import create_embedding_app
 from ullage.serving.loop import EngineLoop
 from ullage.serving.routes import ServerSettings, create_app
 from ullage.serving.trace import Trace, require_writable
+
+if TYPE_CHECKING:
+    from ullage.serving.live_probe import Asked as LiveAsked
 
 log = logging.getLogger("ullage.serving")
 READY_POLL_S = 0.02
@@ -58,6 +63,9 @@ class ServeOptions:
     trace: str | Path | None = None
     pooler_config: Mapping[str, object] | None = None
     probe_quality: bool = False
+    probe: bool = False
+    probe_every: int | None = None
+    probe_baseline: str | Path | None = None
 
 
 class _Protocol(H11Protocol):
@@ -142,6 +150,9 @@ def start_server(
     trace: str | Path | None = None,
     pooler_config: Mapping[str, object] | None = None,
     probe_quality: bool = False,
+    probe: bool = False,
+    probe_every: int | None = None,
+    probe_baseline: str | Path | None = None,
 ) -> ServerHandle:
     """Load `model`, serve it from a thread of this process, return when it is warm.
 
@@ -161,6 +172,9 @@ def start_server(
         trace=trace,
         pooler_config=pooler_config,
         probe_quality=probe_quality,
+        probe=probe,
+        probe_every=probe_every,
+        probe_baseline=probe_baseline,
     )
     listener = listening_socket(host, port, api_key)
     try:
@@ -316,6 +330,7 @@ def _build(
             raise BadUsage("this model embeds nothing", field="--pooler-config")
         if serve.trace is not None:
             require_writable(serve.trace)  # said before the weights are read
+        settings = replace(settings, live=_live(serve, found.anatomy.spec, options))
         served = Engine.load(model, options)
         for name, path in serve.lora_modules.items():
             served.load_lora(name, path)
@@ -335,6 +350,22 @@ def _build(
     return served, _Server(config), app.state.loop
 
 
+def _live(serve: ServeOptions, spec: ModelSpec, options: EngineOptions | None) -> LiveAsked | None:
+    """What to read along, if anything. Raises BadInput before the weights are read."""
+    if not serve.probe and serve.probe_baseline is None:
+        if serve.probe_every is not None:
+            raise BadUsage(
+                "no step is read along", field="--probe-every", expected="--probe with it"
+            )
+        return None
+    if serve.probe_every is not None and serve.probe_every < 1:
+        raise BadUsage(str(serve.probe_every), field="--probe-every", expected="1 or more steps")
+    from ullage.serving.live_probe import asked_of
+
+    file = None if serve.probe_baseline is None else str(serve.probe_baseline)
+    return asked_of(serve.probe_every, file, spec, options or EngineOptions())
+
+
 def _require_none_of_a_decoder(serve: ServeOptions) -> None:
     """Raises BadUsage for what an encoder's server would leave undone."""
     asked = {
@@ -343,6 +374,9 @@ def _require_none_of_a_decoder(serve: ServeOptions) -> None:
         "--trace": serve.trace,
         "--max-num-queued-tokens": serve.max_num_queued_tokens,
         "--probe-quality": serve.probe_quality,
+        "--probe": serve.probe,
+        "--probe-every": serve.probe_every,
+        "--probe-baseline": serve.probe_baseline,
     }
     for flag, value in asked.items():
         if value:

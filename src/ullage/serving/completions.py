@@ -148,13 +148,13 @@ class Completions:
         if ask.kind == "chat":
             # The template writes the special tokens itself.
             text = self.tokenizer.apply_chat_template(ask.messages)
-            return (self._ids(text, False),)
+            return (self.ids(text, False),)
         return tuple(
-            prompt if isinstance(prompt, tuple) else self._ids(prompt, ask.add_special)
+            prompt if isinstance(prompt, tuple) else self.ids(prompt, ask.add_special)
             for prompt in ask.prompts
         )
 
-    def _ids(self, text: str, add_special: bool) -> tuple[int, ...]:
+    def ids(self, text: str, add_special: bool) -> tuple[int, ...]:
         """Token ids. Raises RequestRefused for a text that is too long by far, at little cost."""
         limit = self.loop.engine.max_model_len
         if self.tokenizer.far_more(text, limit) is not None:

@@ -221,21 +221,24 @@ class EngineLoop:
         found: list[list[TokenLogprobs]] = []
         while len(found) < len(ticket.prompts):
             prompt_ids = ticket.prompts[len(found)]
-            try:
-                logprobs = await self.call(
-                    partial(
-                        Engine.prompt_logprobs, prompt_ids=prompt_ids, count=count, lora=ticket.lora
-                    )
-                )
-            except OutOfBlocks as full:
-                if time.monotonic() > until_s:
-                    raise QueueFull("no room to compute the prompt's logprobs", 5) from full
-                await asyncio.sleep(0.05)
-                continue
+            ask = partial(
+                Engine.prompt_logprobs, prompt_ids=prompt_ids, count=count, lora=ticket.lora
+            )
+            logprobs = await self.call_with_room(ask, until_s, "the prompt's logprobs")
             if any(math.isnan(one.logprob) for one in logprobs):
                 raise NotFinite("the model's logits were not finite within the prompt")
             found.append(logprobs)
         return found
+
+    async def call_with_room(self, function: Callable[[Engine], T], until_s: float, what: str) -> T:
+        """As `call`, again until the pool has room beside those who run. Raises QueueFull."""
+        while True:
+            try:
+                return await self.call(function)
+            except OutOfBlocks as full:
+                if time.monotonic() > until_s:
+                    raise QueueFull(f"no room to compute {what}", 5) from full
+                await asyncio.sleep(0.05)
 
     async def drain(self, timeout_s: float | None = None) -> int:
         """Take nothing new; return when what was taken is finished.
@@ -275,6 +278,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             warm_up(self.engine)
+            self._metrics.begin()
             self._metrics.observe_state(self.engine)
             self.ready = True
             while self._take_commands():

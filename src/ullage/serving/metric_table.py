@@ -106,6 +106,24 @@ LABELLED_COUNTERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
     ),
     "ullage_step_seconds": ("Seconds spent in engine steps, by phase.", "phase", PHASES),
 }
+# With --probe; the last only with --probe-baseline.
+PROBE_GAUGES: Mapping[str, str] = {
+    f"ullage_attn_entropy_{name}_nats": (
+        f"Attention entropy that {share} of a layer's rows and heads stay below, over the last "
+        "rows that the live probe read; NaN until it read one."
+    )
+    for name, share in (("p5", "5%"), ("p50", "half"), ("p95", "95%"))
+}
+PROBE_COUNTERS: Mapping[str, str] = {
+    "ullage_probe_rows": "Rows of steps that the live probe read, each in all layers and heads.",
+    "ullage_probe_seconds": "Processor seconds of the engine's thread that reading them took.",
+}
+PROBE_FINDINGS: Mapping[str, str] = {
+    "ullage_probe_findings": (
+        "1 where a rule of the live probe fires, by kind and layer (many: of several). Of a rule "
+        "that does not, 0, or NaN while it cannot be evaluated, without kind and layer."
+    )
+}
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     "vllm:time_to_first_token_seconds": ("Arrival to first token.", TTFT_BUCKETS),
     "vllm:inter_token_latency_seconds": ("From one token to the next.", ITL_BUCKETS),

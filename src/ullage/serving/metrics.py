@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,6 +35,9 @@ from ullage.serving.metric_table import (
     one_two_five,
 )
 from ullage.serving.quality import AnswerWatch
+
+if TYPE_CHECKING:
+    from ullage.serving.live_probe import LiveProbe
 
 ENGINE_INDEX = "0"
 LABELS = ("model_name", "engine")
@@ -94,6 +97,7 @@ class EngineMetrics:
             registry=registry if engine.options.enable_lora else None,
         )
         self.answers: AnswerWatch | None = None
+        self.live: LiveProbe | None = None
         self._utilization_again_s = 0.0
         self._waits: Mapping[str, int] = {}
         # A gauge that nobody set says 0, which of a pool's bytes or an age is not true.
@@ -110,6 +114,11 @@ class EngineMetrics:
         self._rejections[reason].inc()
 
     # --- called from the engine's thread ---
+
+    def begin(self) -> None:
+        """The warm-up is over."""
+        if self.live is not None:
+            self.live.begin()
 
     def cancelled(self, by: str) -> None:
         """A request was ended from outside, by one of metric_table.CANCELLERS."""

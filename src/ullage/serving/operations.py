@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ullage.serving import schemas
+from ullage.serving.attention import ATTENTION
 from ullage.serving.control import CANCEL
 from ullage.serving.fields import Field, Json
 from ullage.serving.protocol import DETOKENIZE, FIELDS, LOAD_LORA, TOKENIZE, UNLOAD_LORA
@@ -166,6 +167,24 @@ CONTROL_OPERATIONS: tuple[Operation, ...] = (
         "What recent answers are like, against those before them.",
         {200: _json({"type": "object"})},
         refusals=(500,),
+    ),
+    Operation(
+        "entropy",
+        "GET",
+        "/ullage/entropy",
+        "How each head attends in the steps that are read along, against a baseline if there is "
+        "one; with --probe.",
+        {200: _json(schemas.ENTROPY)},
+        refusals=(404, 500),
+    ),
+    Operation(
+        "attention",
+        "POST",
+        "/ullage/attention",
+        "Run a prompt, answer nothing, and tell how each head attends.",
+        {200: _json(schemas.ATTENTION)},
+        ATTENTION,
+        refusals=(*BODY, 429, 500, 503),
     ),
     Operation(
         "cancel_oldest",

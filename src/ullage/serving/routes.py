@@ -5,10 +5,12 @@ What bodies mean is `protocol`, what answers look like `answers`, sockets and si
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,6 +21,7 @@ from starlette.routing import Route
 
 from ullage.engine.engine import Engine
 from ullage.serving.absent import EMBEDDING, not_served
+from ullage.serving.attention import Attention
 from ullage.serving.completions import Completions
 from ullage.serving.control import Control
 from ullage.serving.http import BODY_TIMEOUT_S, ERRORS, ApiKey, Linger
@@ -36,6 +39,9 @@ from ullage.serving.probes import Probes
 from ullage.serving.quality import AnswerWatch
 from ullage.serving.trace import Trace
 
+if TYPE_CHECKING:
+    from ullage.serving.live_probe import Asked as LiveAsked
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -52,6 +58,7 @@ class ServerSettings:
     body_timeout_s: float = BODY_TIMEOUT_S
     trace: Trace | None = None
     probe_quality: bool = False
+    live: LiveAsked | None = None
 
 
 def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
@@ -64,6 +71,10 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
     metrics = EngineMetrics(engine, settings.model_name)
     if settings.probe_quality:
         metrics.answers = AnswerWatch(engine, metrics.registry, metrics.labels)
+    if settings.live is not None:
+        from ullage.serving.live_probe import LiveProbe
+
+        metrics.live = LiveProbe(engine, settings.live, metrics.registry, metrics.labels)
     loop = EngineLoop(
         engine,
         metrics,
@@ -81,6 +92,7 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
     completions = Completions(loop, engine.tokenizer, models, settings.body_timeout_s)
     tokens = Tokens(models, engine.tokenizer)
     control = Control(loop, metrics.answers)
+    attention = Attention(loop, completions, settings.model_name, metrics.live, asyncio.Lock())
     probes = Probes(loop, metrics)
     operations = (
         *OPERATIONS,
@@ -113,6 +125,8 @@ def create_app(engine: Engine, settings: ServerSettings) -> Starlette:
         "unload_lora": models.unload_lora,
         "kv": control.kv,
         "quality": control.quality,
+        "entropy": attention.entropy,
+        "attention": attention.attention,
         "cancel_oldest": control.cancel_oldest,
         "drain": control.drain,
     }

@@ -94,6 +94,67 @@ TOKENS = record(
 PROMPT = record({"prompt": TEXT})
 VERSION = record({"version": TEXT})
 DRAINING = record({"draining": {"const": True}, "in_flight": COUNT})
+NUMBER: Json = {"type": "number"}
+_SHARE: Json = nullable({"type": "number", "minimum": 0})
+_SPREAD = nullable(record({"mean": NUMBER, "p5": NUMBER, "p95": NUMBER}))
+_USUAL = nullable(record({"mean": NUMBER, "spread": NUMBER}))
+_MEANS = (
+    *("entropy_normalized", "sink_mass", "band_mass", "band_entropy_nats", "effective_context"),
+)
+_LAYERS = listed(
+    record(
+        {
+            "layer": COUNT,
+            "heads": listed(
+                record(
+                    {
+                        "head": COUNT,
+                        "rows": COUNT,
+                        "not_finite": COUNT,
+                        "entropy_nats": _SPREAD,
+                        "max_score": nullable(NUMBER),
+                        **dict.fromkeys(_MEANS, _SHARE),
+                    },
+                    {
+                        "usual_entropy_normalized": _USUAL,
+                        "outside": nullable({"type": "boolean"}),
+                    },
+                )
+            ),
+        }
+    )
+)
+ENTROPY = record(
+    {
+        "model": TEXT,
+        "source": TEXT,
+        "every": COUNT,
+        "steps": COUNT,
+        "rows": COUNT,
+        "rows_kept": COUNT,
+        "seconds": {"type": "number", "minimum": 0},
+        "baseline": nullable({"type": "object"}),
+        "findings": nullable(listed({"type": "object"})),
+        "layers": _LAYERS,
+    }
+)
+ATTENTION = record(
+    {"model": TEXT, "source": TEXT, "tokens": COUNT, "rows": COUNT, "layers": _LAYERS},
+    {
+        "weights": record(
+            {
+                "layer": COUNT,
+                "head": COUNT,
+                "row": COUNT,
+                "first_key": COUNT,
+                "positions": listed(COUNT),
+                "values": listed({"type": "number", "minimum": 0, "maximum": 1}),
+                "left_out": COUNT,
+                "left_out_mass": {"type": "number", "minimum": 0},
+            }
+        )
+    },
+)
 ERROR = record(
     {"error": record({"message": TEXT, "type": TEXT, "param": nullable(TEXT), "code": COUNT})}
 )
