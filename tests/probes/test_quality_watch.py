@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -242,3 +243,16 @@ def test_every_trait_belongs_to_one_rule_and_ids_are_in_order() -> None:
     assert ids == ["Q001", "Q002", "Q003", "Q004", "Q005"]
     used = [trait for rule in RULES for trait in rule.check.keywords["traits"]]  # type: ignore[attr-defined]
     assert sorted(trait.name for trait in used) == sorted(trait.name for trait in TRAITS)
+
+
+def test_the_docs_name_every_rule_trait_and_dead_zone() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "probes.md").read_text(encoding="utf-8")
+    section = page[page.index("## Answers: `ullage serve --probe-quality`") :]
+    for rule in RULES:
+        (row,) = (line for line in section.splitlines() if line.startswith(f"| [{rule.id}]"))
+        for trait in rule.check.keywords["traits"]:  # type: ignore[attr-defined]
+            if trait.most is None:
+                assert f"{trait.dead_zone:.0%}".rstrip("%") in row.split("|")[-2]
+    metrics = (docs / "serving.md").read_text(encoding="utf-8")
+    assert not [trait.name for trait in TRAITS if f"`{trait.name}`" not in metrics]
