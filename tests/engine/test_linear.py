@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +44,109 @@ def test_int8_is_within_a_few_percent_of_float(make: Make, with_bias: bool) -> N
     assert torch.equal(exact, torch.nn.functional.linear(x, weight, bias))
     error = (close - exact).norm() / exact.norm()
     assert 0 < error < 0.03
+
+
+@pytest.fixture
+def own_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's own product of floats, whatever processor the tests run on."""
+    from ullage.engine.kernels import product
+
+    monkeypatch.setattr(product, "OUTRUNS_TORCH", True)
+
+
+SHAPES = {  # outputs, inputs
+    "one strip": (64, 128),
+    "half a strip": (32, 40),
+    "strips and a half": (224, 96),
+    "inputs in parts": (96, 1536),
+    "an odd number of inputs": (64, 1283),
+    "a few inputs": (64, 3),
+}
+
+
+@KERNELS
+@pytest.mark.usefixtures("own_floats")
+@pytest.mark.parametrize("rows", [64, 65, 127, 128, 200, 333, 1000])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_floats_of_many_rows_are_multiplied_exactly_but_for_rounding(
+    rows: int, shape: str, with_bias: bool
+) -> None:
+    """As close to float64 as torch's own product, to the last row and output."""
+    outputs, inputs = SHAPES[shape]
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    x = torch.randn(rows, inputs, generator=generator)
+    bias = torch.randn(outputs, generator=generator) if with_bias else None
+    found = FloatLinear(weight, bias)(x)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    theirs = torch.nn.functional.linear(x, weight, bias)
+    assert found.shape == exact.shape
+    # By what was added up, whatever cancelled: rounding alone, and no more of it than torch's.
+    added = x.abs() @ weight.abs().T + (0 if bias is None else bias.abs())
+    off, theirs_off = ((y - exact).abs() / added for y in (found, theirs))
+    assert off.max() <= 1e-6 and off.mean() <= 2 * theirs_off.mean() + 1e-8
+
+
+@KERNELS
+@pytest.mark.usefixtures("own_floats")
+def test_bfloat16_of_many_rows_is_multiplied_as_the_floats_it_is() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 128).bfloat16(), torch.randn(100, 128).bfloat16()
+    found = FloatLinear(weight)(x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found, (x.double() @ weight.double().T).bfloat16())
+
+
+@KERNELS
+@pytest.mark.usefixtures("own_floats")
+def test_rows_that_lie_apart_and_outputs_of_no_whole_strip() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, 128), torch.randn(128, 200).T
+    torch.testing.assert_close(FloatLinear(weight)(x), x @ weight.T, atol=1e-4, rtol=1e-5)
+    weight = torch.randn(49, 128)
+    torch.testing.assert_close(FloatLinear(weight)(x), x @ weight.T, atol=1e-4, rtol=1e-5)
+
+
+@KERNELS
+@pytest.mark.usefixtures("own_floats")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_float_row_that_is_not_finite_spoils_only_itself(bad: float) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(64, 96), torch.randn(100, 96)
+    x[41, 7] = bad
+    finite = FloatLinear(weight)(x).isfinite()
+    assert not finite[41].any() and finite[:41].all() and finite[42:].all()
+
+
+_OF_MANY_LENGTHS = """
+import gc, torch
+from ullage.engine.kernels import product
+from ullage.engine.linear import FloatLinear
+product.OUTRUNS_TORCH = True
+
+def held_mb():
+    gc.collect()
+    status = open("/proc/self/status").read()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+linear, x = FloatLinear(torch.randn(512, 512)), torch.randn(1000, 512)
+linear(x), linear(x[:64])
+before = held_mb()
+for rows in range(64, 864, 2):
+    linear(x[:rows])
+print(held_mb() - before)
+"""
+
+
+@KERNELS
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_prompts_of_400_lengths_leave_no_memory_behind() -> None:
+    """A library that keeps a plan for each shape (oneDNN: 1.7 MB) would hold 680 MB of them."""
+    done = subprocess.run(
+        [sys.executable, "-c", _OF_MANY_LENGTHS], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 16
 
 
 @pytest.mark.parametrize("make", EVERY_INT8)
