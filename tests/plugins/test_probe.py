@@ -121,6 +121,12 @@ def test_a_body_that_does_not_say_what_is_meant_is_refused(body: bytes) -> None:
     assert refused.value.status == 400
 
 
+class VLLMClientError(Exception): ...
+
+
+class VLLMValidationError(VLLMClientError): ...
+
+
 class Engine:
     """AsyncLLM.generate: notes what it was given; `error` is raised, `hangs` never ends."""
 
@@ -168,7 +174,8 @@ def test_a_prompt_runs_once_by_itself_and_is_forgotten() -> None:
     ("engine", "raises"),
     [
         (Engine(error=ValueError("too long")), Refusal),
-        (Engine(error=RuntimeError("dead")), RuntimeError),
+        (Engine(error=VLLMValidationError("no such token")), Refusal),
+        (Engine(error=RuntimeError("dead")), NoAnswer),
         (Engine(hangs=True), NoAnswer),
     ],
 )

@@ -21,6 +21,8 @@ MOST_EVERY = 1_000_000
 MOST_WEIGHTS = 8192
 """Keys of a row whose weights are told; the weights of a longer one are refused."""
 PROMPT_S = 300.0
+MISTAKES = frozenset({"ValueError", "VLLMClientError"})
+"""What vLLM raises for a prompt that it cannot take."""
 COUNTERS = ("steps", "sampled", "missed", "rows", "without_graph", "seconds")
 
 
@@ -81,8 +83,10 @@ class Probing:
         try:
             async for _ in self._client.generate(given, parameters, key):
                 pass
-        except ValueError as error:
-            raise Refusal(400, f"prompt: {error}", "prompt") from None
+        except Exception as error:
+            if MISTAKES & {base.__name__ for base in type(error).__mro__}:
+                raise Refusal(400, f"prompt: {error}", "prompt") from None
+            raise NoAnswer(f"the prompt did not run: {error!r}") from error
 
     def _told(self, answers: list[list[dict[str, Any]]], asked: dict[str, Any]) -> dict[str, Any]:
         told = [[one for one in workers if one["layers"] is not None] for workers in answers]
