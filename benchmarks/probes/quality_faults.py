@@ -3,7 +3,8 @@
 Each way answers prompts of eight kinds (chat, code, JSON, tables, French, Chinese, long texts, one
 word) at temperatures from 0 to 1; of each answer the quality watch's reading is kept, no text.
 Readings go to tests/probes/fixtures/quality_smollm2/WAY.json, where tests replay them, and
-`--table` prints what they show. A way takes one to six minutes:
+`--table` prints what they show. Those of 2026-11-30 looked at every eighth token of each answer and
+not at every eighth step, which is the same but for the first look. A way takes one to six minutes:
 
     .venv/bin/python benchmarks/probes/quality_faults.py healthy
     .venv/bin/python benchmarks/probes/quality_faults.py --table
