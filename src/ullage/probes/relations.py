@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 Numbers = NDArray[Any]
 """float32 or float64."""
 
-_GROUP = 32
-"""Inputs that share a scale where activations are rounded to int8 (`kernels.elementwise`)."""
+_GROUP = 64
+"""Inputs that share a scale where activations are rounded to int8 (`kernels.llvm.GROUP`)."""
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 _TINY = 1e-30
 # Of a norm's output in one channel: below so much of the row's rms its own digits do not count.
 _NORM_FLOOR = 1e-3
@@ -225,7 +226,8 @@ class Relations:
     ) -> Iterator[Part]:
         form, normed_LE = self.form, at["normed"][:-1]
         made_LH = (at["qkv"] * self.signs_heads).reshape(form.layers, -1, form.head_dim).sum(-1)
-        said_LH = _applied(self.sketch.heads_LHI, normed_LE) + self.sketch.heads_bias_LH
+        said_LH = _applied(self.sketch.heads_LHI, self._taken(normed_LE))
+        said_LH = said_LH + self.sketch.heads_bias_LH
         adapted_LH = np.zeros_like(said_LH)
         if adapter is not None:
             adapted_LH = _applied(adapter.heads_LHI, normed_LE)
@@ -246,7 +248,7 @@ class Relations:
         adapter: AdapterSketch | None, unknown: bool,
     ) -> Part:  # fmt: skip
         name = f"{part}_LI"
-        said_L = _applied(getattr(self.sketch, name), x_LI)
+        said_L = _applied(getattr(self.sketch, name), self._taken(x_LI))
         said_L = said_L + getattr(self.sketch, f"{part}_bias_L")
         adapted_L = np.zeros_like(said_L)
         if adapter is not None:
@@ -255,6 +257,10 @@ class Relations:
         if unknown:
             size_L = np.full_like(size_L, np.nan)
         return _part(part, made_L, said_L + adapted_L, size_L, floor, adapted_L)
+
+    def _taken(self, x_LI: Numbers) -> Numbers:
+        """What a product takes for its input: of int8 weights what that is rounded to."""
+        return _rounded(x_LI) if self.form.rounds_inputs else x_LI
 
     def _turn(self, row: Row) -> Iterator[Part]:
         """Queries and keys after their norms and the rotation, against those computed anew."""
@@ -321,7 +327,7 @@ class Relations:
         if self.form.logit_cap is not None:
             return _unread("lm_head", (1,))
         normed = row.places["normed"][-1]
-        said = float(self.sketch.head_E @ normed) + self.sketch.head_bias
+        said = float(self.sketch.head_E @ self._taken(normed)) + self.sketch.head_bias
         size = float(_size(self.squares["head_E"], normed))
         scale = self.form.logit_scale
         return _part(
@@ -383,6 +389,19 @@ def _applied(sums: Numbers, x_LI: Numbers) -> Numbers:
         return heads
     summed: Numbers = np.einsum("li,li->l", sums, x_LI)
     return summed
+
+
+def _rounded(x_LI: Floats) -> Floats:
+    """To int8 by groups, as `kernels.elementwise.quantize` does it, in its float32 bits."""
+    short = -x_LI.shape[-1] % _GROUP
+    padded = np.pad(x_LI, [(0, 0)] * (x_LI.ndim - 1) + [(0, short)])
+    groups = padded.reshape(*x_LI.shape[:-1], -1, _GROUP)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        whole = np.rint(groups * (np.float32(127) / largest)) * (largest / np.float32(127))
+    whole = np.where(largest < _SMALLEST_NORMAL, np.float32(0), whole)
+    found: Floats = np.where(np.isfinite(largest), whole, np.float32(np.nan))
+    return found.reshape(padded.shape)[..., : x_LI.shape[-1]]
 
 
 def _by_group(sums: Numbers) -> Numbers:

@@ -32,7 +32,10 @@ _ROWS_AT_A_TIME = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Sizes of every layer, and what it does beside multiplying."""
+    """Sizes of every layer, and what it does beside multiplying.
+
+    `rounds_inputs`: every product rounds its inputs to int8, in groups, and is exact from there.
+    """
 
     layers: int
     hidden: int
@@ -54,6 +57,7 @@ class Form:
     first_position: int
     logit_scale: float
     logit_cap: float | None
+    rounds_inputs: bool
 
     @property
     def rules(self) -> tuple[AttentionRule, ...]:
@@ -201,6 +205,7 @@ def form_of(decoder: Decoder) -> Form:
         first_position=decoder.first_position if decoder.positions_NE is not None else 0,
         logit_scale=decoder.logit_scale,
         logit_cap=spec.logit_soft_cap,
+        rounds_inputs=all(isinstance(linear, Int8Linear) for linear in _linears(decoder)),
     )
 
 

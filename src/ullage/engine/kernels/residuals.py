@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ullage.engine.kernels.compiling import compiled
 from ullage.engine.kernels.elementwise import exp
+from ullage.engine.kernels.llvm import GROUP
 from ullage.engine.kernels.step import (
     TAP_GATE,
     TAP_HIDDEN,
@@ -29,7 +30,8 @@ Ints = npt.NDArray[np.int64]
 
 # Rows of what is written, float64 [6, cells].
 RESIDUAL, SIZE, FLOOR, MADE, SAID, ADAPTED = range(6)
-GROUP = 32
+
+SMALLEST_NORMAL = np.float32(2.0**-126)
 # Where the cells of each part begin, int64 [PARTS].
 (
     EMBEDDING, MIXER_NORM, Q, K, V, HEAD_NORM, ROPE, ATTENTION, OUT, MLP_NORM, GATE, UP, ACTIVATION,
@@ -94,6 +96,34 @@ def _largest_squares(x_I: Floats, largest_G: Floats) -> None:
 
 
 largest_squares = compiled(_largest_squares, fast=True)
+
+
+def _take(x_I: Floats, rounds: bool, taken_I: Floats) -> None:
+    """What a product takes for its input: of int8 weights what `elementwise.quantize` makes of it.
+
+    A group that is not finite, or too small for it, is NaN or 0 there too.
+    """
+    size = x_I.shape[0]
+    if not rounds:
+        taken_I[:] = x_I
+        return
+    for first in range(0, size, GROUP):
+        last = min(size, first + GROUP)
+        largest = np.float32(0)
+        for i in range(first, last):
+            if not abs(x_I[i]) <= largest:
+                largest = abs(x_I[i])
+        if not largest < np.inf:
+            taken_I[first:last] = np.nan
+        elif largest < SMALLEST_NORMAL:
+            taken_I[first:last] = 0
+        else:
+            factor, worth = np.float32(127) / largest, largest / np.float32(127)
+            for i in range(first, last):
+                taken_I[i] = np.rint(x_I[i] * factor) * worth
+
+
+take = compiled(_take)
 
 
 def _put(
@@ -200,7 +230,7 @@ put_turn = compiled(_put_turn, fast=True)
 
 def _residuals(
     kept_LW: Floats, taps: Ints, starts: Ints, heads: int, kv_heads: int, dim: int, inner: int,
-    eps: float, centred: bool, silu: bool, rounding: float, signs_hidden: Floats,
+    eps: float, centred: bool, silu: bool, rounds: bool, rounding: float, signs_hidden: Floats,
     signs_inner: Floats, signs_heads: Floats, signs_vocab: Floats, heads_LHI: Floats,
     heads_bias_LH: Floats, heads_squares: Floats, o_LI: Floats, o_bias_L: Floats,
     o_squares: Floats, gate_LI: Floats, gate_bias_L: Floats, gate_squares: Floats, up_LI: Floats,
@@ -219,6 +249,9 @@ def _residuals(
     largest_G = np.empty(groups, np.float32)
     mixed_G = np.empty(mixed_groups, np.float32)
     inner_G = np.empty(down_squares.shape[1], np.float32)
+    # Inputs as products take them: rounded where weights are int8, else as they are.
+    taken_E, taken_O = np.empty(hidden, np.float32), np.empty(mixed, np.float32)
+    taken_F = np.empty(inner, np.float32)
     wanted_D, sums_2 = np.empty(dim), np.empty(2, np.float32)
     channels_N[:] = -1
     first_E = kept_LW[0, taps[TAP_X] : taps[TAP_X] + hidden]
@@ -242,6 +275,7 @@ def _residuals(
             mixer_norm_bias_LE[layer], eps, centred,
         )  # fmt: skip
         largest_squares(normed_E, largest_G)
+        take(normed_E, rounds, taken_E)
         for head in range(heads + 2 * kv_heads):
             if head < heads:
                 at = starts[Q] + layer * heads + head
@@ -253,7 +287,7 @@ def _residuals(
             made = np.float64(dot(own, signs_heads[head * dim : (head + 1) * dim]))
             put_product(
                 out_6N, at, made, heads_LHI[layer, head], heads_bias_LH[layer, head],
-                heads_squares[layer, head], normed_E, largest_G, 0.0,
+                heads_squares[layer, head], taken_E, largest_G, 0.0,
             )  # fmt: skip
         number = turning_L[layer]
         pairs = cos_NP.shape[1] if number >= 0 else 0
@@ -270,20 +304,22 @@ def _residuals(
             put(out_6N, starts[ATTENTION] + layer * heads + head, off, 0.0, length, 0.0, off)
         stream = rounding * np.sqrt(np.float64(square(middle_E)))
         largest_squares(mixed_O, mixed_G)
+        take(mixed_O, rounds, taken_O)
         made = np.float64(difference(middle_E, x_E, signs_hidden))
         put_product(
             out_6N, starts[OUT] + layer, made, o_LI[layer], o_bias_L[layer], o_squares[layer],
-            mixed_O, mixed_G, stream,
+            taken_O, mixed_G, stream,
         )  # fmt: skip
         put_norm(
             out_6N, channels_N, starts[MLP_NORM] + layer, middle_E, mlp_normed_E,
             mlp_norm_LE[layer], mlp_norm_bias_LE[layer], eps, centred,
         )  # fmt: skip
         largest_squares(mlp_normed_E, largest_G)
+        take(mlp_normed_E, rounds, taken_E)
         made = np.float64(dot(up_F, signs_inner))
         put_product(
             out_6N, starts[UP] + layer, made, up_LI[layer], up_bias_L[layer], up_squares[layer],
-            mlp_normed_E, largest_G, 0.0,
+            taken_E, largest_G, 0.0,
         )  # fmt: skip
         put(out_6N, starts[GATE] + layer, 0.0, 0.0, np.nan, 0.0, 0.0)
         if silu:
@@ -291,17 +327,18 @@ def _residuals(
             made = np.float64(dot(gate_F, signs_inner))
             put_product(
                 out_6N, starts[GATE] + layer, made, gate_LI[layer], gate_bias_L[layer],
-                gate_squares[layer], mlp_normed_E, largest_G, 0.0,
+                gate_squares[layer], taken_E, largest_G, 0.0,
             )  # fmt: skip
             gate_apart(gate_F, up_F, hidden_F, sums_2)
             off, length = np.sqrt(np.float64(sums_2[0])), np.sqrt(np.float64(sums_2[1])) + 1e-30
             put(out_6N, starts[ACTIVATION] + layer, off, 0.0, length, 0.0, off)
         stream += rounding * np.sqrt(np.float64(square(next_E)))
         largest_squares(hidden_F, inner_G)
+        take(hidden_F, rounds, taken_F)
         made = np.float64(difference(next_E, middle_E, signs_hidden))
         put_product(
             out_6N, starts[DOWN] + layer, made, down_LI[layer], down_bias_L[layer],
-            down_squares[layer], hidden_F, inner_G, stream,
+            down_squares[layer], taken_F, inner_G, stream,
         )  # fmt: skip
     x_E = kept_LW[layers, taps[TAP_X] : taps[TAP_X] + hidden]
     normed_E = kept_LW[layers, taps[TAP_NORMED] : taps[TAP_NORMED] + hidden]
@@ -310,7 +347,8 @@ def _residuals(
         centred,
     )  # fmt: skip
     largest_squares(normed_E, largest_G)
-    said = (np.float64(dot(head_E, normed_E)) + head_bias) * logit_scale
+    take(normed_E, rounds, taken_E)
+    said = (np.float64(dot(head_E, taken_E)) + head_bias) * logit_scale
     size = (np.sqrt(np.float64(dot(head_squares, largest_G))) + 1e-30) * abs(logit_scale)
     made = np.float64(dot(logits_V, signs_vocab))
     put(out_6N, starts[LM_HEAD], made, said, size, 0.0, abs(made - said))
