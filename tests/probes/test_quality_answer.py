@@ -167,6 +167,8 @@ RUSSIAN = "Почему небо голубое? Ответь двумя пре�
         (CHINESE, CHINESE, False),
         # A template's English around a short question changes nothing.
         (f"You are a helpful assistant.\nuser\n{CHINESE}\nassistant\n", CHINESE, False),
+        # Nor does it hide that the question was Chinese: an ideograph says more than a letter.
+        (f"You are a helpful assistant named Small.\nuser\n{CHINESE[:9]}", ENGLISH, True),
         # Text to translate may be answered in either script.
         (f"Translate into Russian, keep the names: {ENGLISH}, {RUSSIAN[:20]}", RUSSIAN, False),
         (CHINESE, f"使用以下代码来回答这个问题：`print('{ENGLISH[:20]}')` 这样就可以了。", False),
