@@ -253,12 +253,18 @@ async def _web(
 ) -> Shown:
     with _installed():
         from ullage.watch.web.app import create_app
+        from ullage.watch.web.attention import Attention
         from ullage.watch.web.feed import Feed
         from ullage.watch.web.server import address_of, serving
 
     feed = Feed()
     host, port = address_of(args.web, field="--web")
-    app = create_app(feed, api_key=args.listen_api_key)
+    attention = None
+    if args.urls:
+        # Engines that are scraped from here; of others only Prometheus or Kubernetes is known.
+        attention = Attention(api_key=args.api_key)
+        stack.callback(attention.close)
+    app = create_app(feed, api_key=args.listen_api_key, attention=attention)
     url = await stack.enter_async_context(
         serving(
             app,

@@ -86,7 +86,7 @@ class Endpoint:
     """One URL: where its page is, who answers there, and when it may be asked again."""
 
     def __init__(self, url: str, *, api_key: str | None, clock: Clock) -> None:
-        origin, self._base, given = _place_of(url)
+        origin, self._base, given = place_of(url)
         self.url = url
         self._clock = clock
         self._connection = Connection(origin, api_key=api_key)
@@ -219,7 +219,7 @@ def why_not_a_page(answer: Answer, *, has_key: bool = True) -> str:
     return ""
 
 
-def _place_of(url: str) -> tuple[Origin, str, str]:
+def place_of(url: str) -> tuple[Origin, str, str]:
     """(where the server listens, what its paths begin with, the path of its page where one is
     given). Raises BadUsage."""
     origin, path = origin_and_path(url)
@@ -232,7 +232,7 @@ def twice_named(urls: Sequence[str]) -> dict[str, str]:
     """URLs of a server that one before them names already → that one. Raises BadUsage."""
     first: dict[tuple[Origin, str], str] = {}
     return {
-        url: before for url in urls if (before := first.setdefault(_place_of(url)[:2], url)) != url
+        url: before for url in urls if (before := first.setdefault(place_of(url)[:2], url)) != url
     }
 
 

@@ -9,12 +9,19 @@ import threading
 from collections.abc import Iterator
 
 from ullage.watch.web.app import create_app
+from ullage.watch.web.attention import Attention
 from ullage.watch.web.feed import Feed
 from ullage.watch.web.server import serving
 
 
 @contextlib.contextmanager
-def served(feed: Feed, *, api_key: str | None = None, host: str = "127.0.0.1") -> Iterator[str]:
+def served(
+    feed: Feed,
+    *,
+    api_key: str | None = None,
+    host: str = "127.0.0.1",
+    attention: Attention | None = None,
+) -> Iterator[str]:
     """Its URL, while the block lasts; the server has then stopped cleanly."""
     urls: queue.Queue[str] = queue.Queue()
     end: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
@@ -22,7 +29,7 @@ def served(feed: Feed, *, api_key: str | None = None, host: str = "127.0.0.1") -
     async def serve() -> None:
         stop = asyncio.Event()
         end.put((asyncio.get_running_loop(), stop))
-        app = create_app(feed, api_key=api_key)
+        app = create_app(feed, api_key=api_key, attention=attention)
         async with serving(app, host=host, api_key=api_key, before_stop=feed.close) as url:
             urls.put(url)
             await stop.wait()

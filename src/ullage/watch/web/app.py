@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ullage.watch.web import documents, numbers
+from ullage.watch.web.attention import ENGINES, Attention
 from ullage.watch.web.feed import Feed
 from ullage.watch.web.gate import LOGIN, Gate, login_page
 
@@ -29,16 +30,21 @@ STATIC = {
     "/page.js": ("page.js", "text/javascript"),
     "/charts.js": ("charts.js", "text/javascript"),
     "/lists.js": ("lists.js", "text/javascript"),
+    "/heat.js": ("heat.js", "text/javascript"),
     "/words.js": ("words.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 
 
-def create_app(feed: Feed, *, api_key: str | None = None) -> Starlette:
+def create_app(
+    feed: Feed, *, api_key: str | None = None, attention: Attention | None = None
+) -> Starlette:
     """The page of a feed. Without `api_key` it answers only to this machine's own names.
 
-    GET /api/sight?search=&sort=&limit=, /api/replica?id=, /api/history?id=&since=, /api/events
-    (server-sent: one event per round).
+    `attention` asks the replica that is looked at how its heads attend; None: nobody is asked.
+
+    GET /api/sight?search=&sort=&limit=, /api/replica?id=, /api/history?id=&since=,
+    /api/attention?id=, /api/events (server-sent: one event per round).
     """
     routes = [
         *(Route(path, _static(path)) for path in STATIC),
@@ -47,10 +53,12 @@ def create_app(feed: Feed, *, api_key: str | None = None) -> Starlette:
         Route("/api/sight", _sight),
         Route("/api/replica", _replica),
         Route("/api/history", _history),
+        Route("/api/attention", _attention),
         Route("/api/events", _events),
     ]
     app = Starlette(routes=routes, middleware=[Middleware(Gate, api_key=api_key, form=True)])
     app.state.feed = feed
+    app.state.attention = attention
     app.state.num_streams = 0
     return app
 
@@ -124,6 +132,20 @@ async def _history(request: Request) -> Response:
         absent, partial = numbers.absent_columns(replica.figures), {}
     told = documents.history_document(series.since(since), absent, partial)
     return _json({"id": asked, **told})
+
+
+async def _attention(request: Request) -> Response:
+    feed: Feed = request.app.state.feed
+    asker: Attention | None = request.app.state.attention
+    latest = feed.round
+    replica = None if latest is None else latest.by_id.get(request.query_params.get("id", ""))
+    if replica is None:
+        return _json({"error": "no such replica in the latest round"}, 404)
+    # Of one that is down nothing is asked, nor of an engine that has no such route.
+    who = replica.figures.identity
+    asks = asker is not None and who is not None and who.engine in ENGINES
+    told = await asker.of(replica.view.url) if asks and asker is not None else None
+    return _json({"id": replica.id, "told": told is not None, **(told or {})})
 
 
 async def _events(request: Request) -> Response:

@@ -279,11 +279,25 @@ function gpuText(gpu) {
   return said.join(" · ") || "it does not say";
 }
 
+// Where a finding of the engine's own probe is; "" of the watcher's.
+function placeText({kind, layers, heads}) {
+  if (kind === undefined) return "";
+  const shown = layers.slice(0, 8).join(", ") + (layers.length > 8 ? ", …" : "");
+  const where = layers.length ? `${layers.length === 1 ? "layer" : "layers"} ${shown}` : "outside of the layers";
+  const of = heads.length ? `, ${heads.length === 1 ? "head" : "heads"} ${heads.slice(0, 8).join(", ")}${heads.length > 8 ? ", …" : ""}` : "";
+  return `${kind}, ${where}${of}`;
+}
+
+export function firedItem(finding) {
+  return el("li", {}, el("span", {class: `tag ${finding.severity}`, text: finding.severity}),
+    el("b", {text: `${finding.id} ${finding.title}: ${placeText(finding)}`}), ` ${finding.cause} → ${finding.remedy}`);
+}
+
 function ruleItem(finding) {
   const fired = finding.state === "fired";
   const state = fired ? finding.severity : finding.state === "clear" ? "clear" : "not evaluable";
   const item = el("li", {}, el("span", {class: `tag ${fired ? finding.severity : finding.state}`, text: state}), el("b", {text: `${finding.id} ${finding.title}`}));
-  if (fired) item.append(` ${finding.cause}`);
+  if (fired) item.append(` ${[placeText(finding), finding.cause].filter(Boolean).join(": ")}`);
   if (finding.missing.length) item.append(el("span", {class: "source", text: ` lacks ${finding.missing.join("; ")}`}));
   return item;
 }

@@ -1,7 +1,8 @@
 // The page: asks for each round, shows it, keeps what was chosen. Holds state and wiring only.
 
 import {Chart, CHARTS, History} from "/charts.js";
-import {incidentNode, redraw, replicaRow, ruleRow, setText, showKeys, showReplica, sync, updateIncident, updateReplicaRow, updateRuleRow, verdict} from "/lists.js";
+import {firedItem, incidentNode, redraw, replicaRow, ruleRow, setText, showKeys, showReplica, sync, updateIncident, updateReplicaRow, updateRuleRow, verdict} from "/lists.js";
+import {HeatMap} from "/heat.js";
 import {clock, count, duration, moment, plural} from "/words.js";
 
 const SEVERITIES = ["info", "warning", "error"];
@@ -10,7 +11,7 @@ const at = id => document.getElementById(id);
 
 const state = {
   told: null, detail: null, detailOf: null, chosen: "", limit: STEP, history: new History(), historyOf: null,
-  moment: null, span: 900, clockOff: 0, failed: "", asking: null, again: false, streams: false,
+  moment: null, span: 900, attention: null, attentionOf: null, clockOff: 0, failed: "", asking: null, again: false, streams: false,
 };
 
 const now = () => Date.now() / 1000 + state.clockOff;
@@ -46,6 +47,7 @@ async function askAll() {
         if (told.fleet.num === 1 && told.replicas.rows.length === 1) state.chosen = told.replicas.rows[0].id;
         await readChosen();
         show();
+        readAttention();
       }
     } while (state.again);
   } catch (error) {
@@ -71,6 +73,34 @@ async function readChosen() {
   state.detailOf = chosen;
   if (history) state.history.add(history);
 }
+
+// What a replica's heads do is asked of the replica itself, which may be busy: nobody waits for it.
+let attending = false;
+
+async function readAttention() {
+  const chosen = state.chosen;
+  if (state.attentionOf !== chosen) {
+    state.attention = null;
+    state.attentionOf = chosen;
+    showAttention();
+  }
+  if (!chosen || attending) return;
+  attending = true;
+  try {
+    const told = await ask("/api/attention", {id: chosen});
+    if (state.chosen === chosen) {
+      state.attention = told?.told ? told : null;
+      showAttention();
+      if (state.detail && state.detailOf === chosen) showReplica(withFindings(state.detail), state.told.time_s);
+    }
+  } catch {
+    // The pulse says that the watcher does not answer; the map stays what it was.
+  } finally {
+    attending = false;
+  }
+}
+
+const withFindings = detail => ({...detail, findings: [...detail.findings, ...state.attentionOf === state.detailOf ? state.attention?.findings ?? [] : []]});
 
 // ---- showing
 
@@ -130,7 +160,7 @@ function showChosen() {
   at("replica").hidden = !state.chosen;
   at("everything").hidden = !state.chosen || one;
   setText(at("time-title"), !state.chosen || one ? "Over time" : `Over time: ${detail ? detail.name : "a replica that is gone"}`);
-  if (state.chosen && detail) showReplica(detail, told.time_s);
+  if (state.chosen && detail) showReplica(withFindings(detail), told.time_s);
   else if (state.chosen) {
     setText(at("replica-title"), "A replica that is gone");
     at("replica-error").hidden = false;
@@ -142,6 +172,22 @@ function showChosen() {
 
 const charts = CHARTS.map(spec => new Chart(spec, pointAt));
 at("charts").append(...charts.map(chart => chart.node));
+
+const heat = new HeatMap();
+at("heat").append(heat.node);
+
+function showAttention() {
+  const told = state.attention;
+  at("attention").hidden = !told;
+  if (!told) return;
+  at("attention-why").hidden = !told.why;
+  setText(at("attention-why"), told.why ? `Not known: ${told.why}.` : "");
+  heat.node.hidden = at("heat-of-label").hidden = Boolean(told.why);
+  const fired = (told.findings ?? []).filter(finding => finding.state === "fired");
+  redraw(at("attention-fired"), fired, list => list.map(firedItem));
+  at("attention-fired").hidden = !fired.length;
+  if (!told.why) heat.draw(told, at("heat-of").value);
+}
 
 function marks() {
   const {incidents} = state.told;
@@ -182,7 +228,7 @@ let frame = 0;
 
 function drawSoon() {
   cancelAnimationFrame(frame);
-  frame = requestAnimationFrame(showCharts);
+  frame = requestAnimationFrame(() => { showCharts(); showAttention(); });
 }
 
 function pointAt(timeS) {
@@ -231,6 +277,7 @@ at("find").addEventListener("submit", event => { event.preventDefault(); refresh
 at("sort").addEventListener("change", () => { state.limit = STEP; refresh(); });
 at("more").addEventListener("click", () => { state.limit = Math.min(MOST_ROWS, state.limit + STEP); refresh(); });
 at("everything").addEventListener("click", () => choose(""));
+at("heat-of").addEventListener("change", showAttention);
 at("incidents-of").addEventListener("change", showIncidents);
 at("span").addEventListener("change", () => { state.span = Number(at("span").value); state.moment = null; showCharts(); });
 at("moment").addEventListener("input", () => {

@@ -1,0 +1,67 @@
+"""The last rows that were read along: a ring within bounds, the same figures as of a prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ullage.probes.live_attention import MOST_BYTES, MOST_ROWS, LiveAttention
+from ullage.probes.usual import Attended
+
+
+def row(entropy: float, visible: int, layers: int = 2, heads: int = 3) -> Attended:
+    def filled(value: float) -> np.ndarray:  # type: ignore[type-arg]
+        return np.full((layers, heads), value, np.float32)
+
+    return Attended(
+        filled(entropy), filled(10 * entropy), filled(0.25), filled(0.5), np.full(layers, visible)
+    )
+
+
+def test_the_oldest_rows_make_room() -> None:
+    found = LiveAttention(2, 3, capacity=4)
+    for number in range(10):
+        found.add(row(number / 10, 16))
+    kept = found.kept()
+    assert (found.added, kept.rows) == (10, 4)
+    for layer in kept.layers():
+        for head in layer.heads:
+            assert head.entropy_nats is not None
+            assert head.entropy_nats.mean == pytest.approx(0.75)
+            assert head.max_score == pytest.approx(9)
+            assert head.entropy_normalized == pytest.approx(0.75 / np.log(16))
+            assert head.effective_context == pytest.approx(np.exp([0.6, 0.7, 0.8, 0.9]).mean())
+            assert (head.sink_mass, head.band_mass, head.band_entropy_nats) == (0.25, 0.5, None)
+    assert kept.entropy_quantiles()[:, 1] == pytest.approx([0.75, 0.75])
+
+
+def test_what_was_taken_out_does_not_change() -> None:
+    found = LiveAttention(2, 3, capacity=4)
+    found.add(row(0.5, 16))
+    kept = found.kept()
+    for _ in range(4):
+        found.add(row(9.0, 16))
+    assert kept.entropy_quantiles()[0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_rows_that_are_not_finite_are_counted_and_in_no_figure() -> None:
+    found = LiveAttention(2, 3)
+    found.add(row(float("nan"), 16))
+    found.add(row(0.5, 1))
+    (head, *_) = found.kept().layers()[0].heads
+    assert (head.rows, head.not_finite, head.entropy_normalized) == (2, 1, None)
+    assert found.kept().entropy_quantiles()[0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_without_rows_nothing_is_known() -> None:
+    kept = LiveAttention(2, 3).kept()
+    assert kept.layers() == ()
+    assert np.isnan(kept.entropy_quantiles()).all()
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (30, 9), (80, 64), (126, 128)])
+def test_memory_is_bounded(layers: int, heads: int) -> None:
+    found = LiveAttention(layers, heads)
+    kept = found._columns.nbytes + found._visible.nbytes
+    assert found.capacity <= MOST_ROWS
+    assert kept <= MOST_BYTES * 1.1
