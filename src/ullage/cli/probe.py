@@ -19,6 +19,8 @@ ACTIONS: Mapping[str, str] = {
     "numerics": "find the module that makes NaN, or is off; compare two machines",
     "baseline": "remember what a healthy model is like inside, to judge it by later",
     "check": "say whether a model or server is still what its baseline says, and which part not",
+    "drift": "read sizes at norms and residuals, and whether they moved since",
+    "sensitivity": "change weights one at a time and rank them by what moves",
     "compare": "say whether two models, servers or fingerprints are the same model",
 }
 

@@ -109,6 +109,14 @@ def _mark(name: str, layer: int | None, kind: str, weight: torch.Tensor) -> Valu
 # --- the walk ------------------------------------------------------------------------------------
 
 
+def parts(decoder: Decoder) -> Iterator[tuple[int | None, Part]]:
+    """Every weight and its layer, outside the layers first: the tensors that run, not copies."""
+    yield from ((None, part) for part in _outside(decoder))
+    for index, layer in enumerate(decoder.layers):
+        for name, kind, weight in _layer_parts(layer):
+            yield index, (f"layers.{index}.{name}", kind, weight)
+
+
 def _outside(decoder: Decoder) -> Iterator[Part]:
     yield "embed", "embedding", decoder.embedding_VE
     if decoder.positions_NE is not None:
