@@ -5,23 +5,27 @@ some seconds (`POST /ullage/entropy?every=N`). A turn is the same work each time
 decode together, so few that a step is about as cheap as it gets and the probe weighs the most.
 Turns come in pairs, who goes first is drawn. CPU time is that of every process of the server.
 
-    .venv/bin/python benchmarks/probes/vllm_cost.py [--pairs 40] [--every 16]
+    .venv/bin/python benchmarks/probes/vllm_cost.py [--pairs 32] [--at-most-s 400] [--fresh]
 
-It needs tools/vllm_setup.sh and the model. Writes VLLM_COST.md; exit status 1 when the upper bound
-is above 3%.
+It needs tools/vllm_setup.sh and the model. What is done is kept in
+~/.cache/ullage/bench/probe-vllm-cost.json, and VLLM_COST.md written once all pairs are; exit status
+1 when the upper bound is above 3%, 2 while pairs are left.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,10 +36,12 @@ from cost import _cpu_s as cpu_s  # noqa: E402
 from plugin_pairs import ratio_of  # noqa: E402
 from plugin_server import ON, Server, spawned  # noqa: E402
 
+STATE = Path("~/.cache/ullage/bench/probe-vllm-cost.json").expanduser()
 RESULTS = HERE / "VLLM_COST.md"
 LIMIT = 1.03
 REQUESTS = 2
-PROMPT_TOKENS, OUTPUT_TOKENS = 200, 96
+PROMPT_TOKENS, OUTPUT_TOKENS = 200, 48
+EVERY = 16
 FLAGS = ("--num-gpu-blocks-override", "129", "--max-num-seqs", "4")
 NO_SPIN = "[vllm.general_plugins]\ncost_switch = cost_switch:general\n"
 """Processes of vLLM wait for each other in a loop without rest, whose CPU time says how long a step
@@ -44,20 +50,28 @@ took and not what it cost; cost_switch has them wait for a message."""
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--every", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=32)
+    parser.add_argument("--at-most-s", type=float, default=math.inf)
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     args = parser.parse_args()
+    end_s = time.monotonic() + args.at_most_s
+    kept: dict[str, Any] = {"pairs": [], "sampled": 0, "rows": 0, "seconds": 0.0, "starts": 0}
+    if STATE.exists() and not args.fresh:
+        kept = json.loads(STATE.read_text())
     venv = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
             **ON,
-            "ULLAGE_VLLM_PROBE": str(args.every),
+            "ULLAGE_VLLM_PROBE": str(EVERY),
             "VLLM_PLUGINS": f"{ON['VLLM_PLUGINS']},cost_switch",
             "PYTHONPATH": os.pathsep.join([_named(Path(scratch)), str(ROOT / "benchmarks/plugin")]),
         }
         python = Path(venv).expanduser() / "bin" / "python"
         with spawned(python, _model(Path(scratch) / "model"), FLAGS, environment) as server:
-            return _measured(server, args.pairs, args.every)
+            _measure(server, kept, args.pairs, end_s)
+    if len(kept["pairs"]) < args.pairs:
+        return 2
+    return _write(kept)
 
 
 def _model(folder: Path) -> Path:
@@ -86,34 +100,43 @@ def _named(folder: Path) -> str:
     return str(folder)
 
 
-def _measured(server: Server, count: int, every: int) -> int:
-    for on in (True, False):
-        _turn(server, every if on else 0)
-    draw = random.Random(count)  # noqa: S311
-    pairs, before = [], _state(server)
-    for number in range(count):
-        order = draw.sample([0, every], 2)
-        turn = {one: _turn(server, one) for one in order}
-        pairs.append((turn[0], turn[every]))
-        print(f"{number + 1}: {turn[every] / turn[0] - 1:+.2%}", flush=True)
-    after, found = _state(server), ratio_of(pairs)
-    assert after["missed"] == 0 and not after["not_read"], after
-    sampled = after["sampled"] - before["sampled"]
-    rows_ms = 1e3 * (after["seconds"] - before["seconds"]) / (after["rows"] - before["rows"])
-    without_ms = 1e3 * statistics.fmean(pair[0] for pair in pairs)
+def _measure(server: Server, kept: dict[str, Any], count: int, end_s: float) -> None:
+    for every in (EVERY, 0):
+        _turn(server, every)
+    kept["starts"] += 1
+    while len(kept["pairs"]) < count and time.monotonic() < end_s:
+        before = _state(server)
+        order = random.Random(len(kept["pairs"])).sample([0, EVERY], 2)  # noqa: S311
+        turn = {every: _turn(server, every) for every in order}
+        after = _state(server)
+        assert after["missed"] == 0 and not after["not_read"], after
+        kept["pairs"].append((turn[0], turn[EVERY]))
+        for name in ("sampled", "rows", "seconds"):
+            kept[name] += after[name] - before[name]
+        STATE.parent.mkdir(parents=True, exist_ok=True)
+        STATE.write_text(json.dumps(kept))
+        told = " against ".join(f"{1e3 * turn[every]:.2f} ms" for every in (EVERY, 0))
+        print(f"{len(kept['pairs'])}: {told}, {turn[EVERY] / turn[0] - 1:+.2%}", flush=True)
+
+
+def _write(kept: dict[str, Any]) -> int:
+    found = ratio_of(kept["pairs"])
+    without_ms = 1e3 * statistics.fmean(pair[0] for pair in kept["pairs"])
+    row_ms = 1e3 * kept["seconds"] / kept["rows"]
     told = f"{found.mean - 1:+.2%}, 95% interval {found.low - 1:+.2%} to {found.high - 1:+.2%}"
     RESULTS.write_text(f"""\
 # What the probe costs in vLLM
 
 vLLM 0.32.0 on one thread of this machine's CPU, SmolLM2-135M in float32, {REQUESTS} requests of
-{PROMPT_TOKENS} + {OUTPUT_TOKENS} tokens decoding together, one in {every} decode steps read in one
+{PROMPT_TOKENS} + {OUTPUT_TOKENS} tokens decoding together, one in {EVERY} decode steps read in one
 row, all 30 layers and 9 heads. CPU-seconds per token of all processes of the server, with sampling
-over without it, switched within one server; {found.count} interleaved pairs:
+over without it, switched within a server; {found.count} interleaved pairs over {kept["starts"]} \
+starts:
 
 **{told}**
 
-Without: {without_ms:.1f} ms of CPU a token. {sampled} steps were read and none missed; reading took
-{rows_ms:.1f} ms a row, its hooks in the forward left out. `benchmarks/probes/vllm_cost.py`.
+Without: {without_ms:.1f} ms of CPU a token. {kept["sampled"]} steps were read and none missed;
+a row took {row_ms:.1f} ms, its hooks in the forward left out. `benchmarks/probes/vllm_cost.py`.
 """)
     print(told)
     return int(found.high > LIMIT)

@@ -55,6 +55,11 @@ MODELS = {
 }
 
 
+DEEPER = {"bloom": 2e-3}
+"""vLLM 0.32 computes BLOOM's GELU by the error function, which is trained with the tanh form: from
+layer 1 on its scores are other numbers."""
+
+
 @pytest.fixture(scope="module")
 def server(launched: Servers) -> Iterator[Server]:
     """A Llama, whose every sixteenth decode step is read."""
@@ -67,21 +72,22 @@ def expected(model: Path, tokens: list[int], rows: int | None = None) -> list[di
     return [asdict(layer) for layer in reading.layers]
 
 
-def hold(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
-    """Every figure of every head."""
+def hold(found: list[dict[str, Any]], wanted: list[dict[str, Any]], deeper: float = WITHIN) -> None:
+    """Every figure of every head; `deeper`: within how much from layer 1 on."""
     assert [(one["layer"], len(one["heads"])) for one in found] == [
         (one["layer"], len(one["heads"])) for one in wanted
     ]
     for ours, theirs in zip(found, wanted, strict=True):
+        within = deeper if ours["layer"] else WITHIN
         for head, other in zip(ours["heads"], theirs["heads"], strict=True):
             where = (ours["layer"], head["head"])
             assert (head["head"], head["rows"]) == (other["head"], other["rows"]), where
             assert head["not_finite"] == other["not_finite"] == 0
-            assert head["entropy_nats"] == pytest.approx(other["entropy_nats"], abs=WITHIN), where
+            assert head["entropy_nats"] == pytest.approx(other["entropy_nats"], abs=within), where
             for name in CLOSE:
-                assert head[name] == pytest.approx(other[name], abs=WITHIN), (where, name)
+                assert head[name] == pytest.approx(other[name], abs=within), (where, name)
             for name in ("effective_context", "max_score"):
-                assert head[name] == pytest.approx(other[name], rel=WITHIN, abs=WITHIN), where
+                assert head[name] == pytest.approx(other[name], rel=within, abs=within), where
 
 
 def attention(server: Server, **asked: Any) -> dict[str, Any]:
@@ -204,7 +210,7 @@ def test_windows_soft_caps_and_slopes(launched: Servers, tmp_path: Path, name: s
         prompt = prompt_of(21, 300)
         found = attention(server, prompt=prompt, rows=200)
         assert found["not_read"] == []
-        hold(found["layers"], expected(tmp_path / name, prompt, 200))
+        hold(found["layers"], expected(tmp_path / name, prompt, 200), DEEPER.get(name, WITHIN))
         sampled_at(server, 1)
         server.ask(prompt, 60).raise_for_status()
         state = server.http.get("/ullage/entropy").json()
