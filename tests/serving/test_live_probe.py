@@ -24,6 +24,7 @@ from ullage.engine.options import EngineOptions
 from ullage.errors import BadInput
 from ullage.probes import baseline as baselines
 from ullage.probes.learning import learn
+from ullage.probes.live import LiveReader
 from ullage.probes.verdicts import RULES, Located
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.live_probe import MANY, MOST_SERIES, series_of
@@ -290,6 +291,21 @@ def test_a_fault_in_the_running_weights_is_told_and_exported(serve: Serve, basel
     series = metrics(http)
     assert series["ullage_probe_findings|P002|norm|1"] == 1
     assert "ullage_probe_findings|P002||" not in series
+
+
+@pytest.mark.parametrize("fails", ["rows", "take"])
+def test_a_probe_that_fails_ends_no_answer_and_is_said(
+    serve: Serve, baseline: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    handle, http = serve(probe_baseline=baseline, probe_every=2)
+    whole = answer(http, "/v1/completions", ASK)["choices"]
+    monkeypatch.setattr(LiveReader, fails, _not_to_be_called)
+    assert answer(http, "/v1/completions", ASK)["choices"] == whole
+    told = answer(http, "/ullage/entropy")
+    assert handle.engine.reader is None
+    assert told["failure"].startswith("AssertionError")
+    assert {one["state"] for one in told["findings"]} == {"not_evaluable"}
+    assert math.isnan(metrics(http)["ullage_probe_findings|P001||"])
 
 
 @pytest.mark.parametrize(

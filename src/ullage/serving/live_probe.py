@@ -6,21 +6,26 @@ Holds who is asked when, and the series. What a row shows is `probes.live`'s, wh
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from ullage.anatomy.spec import Attention, Dense, ModelSpec
+from ullage.engine.batch import Batch
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
+from ullage.engine.taps import Taps
 from ullage.errors import UnsupportedModel
+from ullage.findings.answer import NotEvaluable, finding_of
 from ullage.findings.json import finding_document
 from ullage.probes import baseline as baselines
 from ullage.probes import usual
@@ -31,9 +36,10 @@ from ullage.probes.live import EVERY, LiveReader, LiveReading
 from ullage.probes.live_attention import KeptRows, LiveAttention
 from ullage.probes.readings import AttentionReading
 from ullage.probes.relations import Relations
-from ullage.probes.verdicts import Located, verdicts
+from ullage.probes.verdicts import RULES, Located, verdicts
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES
 
+log = logging.getLogger("ullage.serving")
 MANY = "many"
 MOST_SERIES = 32
 """Of findings that fired; what is more is told of all layers together."""
@@ -110,7 +116,8 @@ class LiveProbe:
         self._attention = LiveAttention(warming.form.layers, warming.form.heads)
         self._judge = None if baseline is None else Judge(baseline)
         self._alarms: frozenset[object] = frozenset()
-        self._told: tuple[Located, ...] = () if self._judge is None else verdicts(self._judge)
+        self.failure: str | None = None
+        self._told = self._findings()
         self._quantiles: tuple[int, NDArray[np.float64]] | None = None
         registry.register(self)
 
@@ -118,7 +125,39 @@ class LiveProbe:
         """The warm-up is over, steps are somebody's: read what is to be read, and remember it."""
         every = self._asked.every
         self._reader = LiveReader(self._engine, self._see, self._relations, every=every)
-        self._engine.reader = self._reader
+        self._engine.reader = self
+
+    def rows(self, batch: Batch) -> Sequence[int]:
+        """As the reader's."""
+        assert self._reader is not None
+        try:
+            return self._reader.rows(batch)
+        except Exception as error:
+            self._give_up(error)
+            return ()
+
+    def take(self, batch: Batch, taps: Taps, logits_SV: torch.Tensor) -> None:
+        """As the reader's."""
+        assert self._reader is not None
+        try:
+            self._reader.take(batch, taps, logits_SV)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Answers go on without the probe; that it is off, and why, is said wherever it speaks."""
+        log.exception("the live probe failed and is off")
+        self._engine.reader = None
+        self.failure = f"{type(error).__name__}: {error}"[:200]
+        self._told = self._findings()
+
+    def _findings(self) -> tuple[Located, ...]:
+        if self._judge is None:
+            return ()
+        if self.failure is None:
+            return verdicts(self._judge)
+        missing = NotEvaluable((f"the probe itself, which failed: {self.failure}",))
+        return tuple(Located(finding_of(rule, missing), rule.kinds[0], ()) for rule in RULES)
 
     def _see(self, reading: LiveReading) -> None:
         self._attention.add(reading.attended)
@@ -128,11 +167,11 @@ class LiveProbe:
         judge.see(reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled)
         alarms = frozenset(alarm.at for alarm in judge.alarms())
         if alarms != self._alarms or judge.rows == 1:
-            self._alarms, self._told = alarms, verdicts(judge)
+            self._alarms, self._told = alarms, self._findings()
 
     def seen(self) -> Seen:
         """What there is by now. In the engine's thread, between two steps."""
-        findings = None if self._judge is None else verdicts(self._judge)
+        findings = None if self._judge is None else self._findings()
         return Seen(self._attention.kept(), findings, *self._counts())
 
     def _counts(self) -> tuple[int, int, float]:
@@ -155,6 +194,7 @@ class LiveProbe:
             "rows": seen.rows,
             "rows_kept": seen.kept.rows,
             "seconds": seen.seconds,
+            "failure": self.failure,
             "baseline": None if known is None else _told_of(known, self._asked.file),
             "findings": None if findings is None else [located_document(one) for one in findings],
             "layers": layers,

@@ -133,6 +133,7 @@ ENTROPY = record(
         "rows": COUNT,
         "rows_kept": COUNT,
         "seconds": {"type": "number", "minimum": 0},
+        "failure": nullable(TEXT),
         "baseline": nullable({"type": "object"}),
         "findings": nullable(listed({"type": "object"})),
         "layers": _LAYERS,

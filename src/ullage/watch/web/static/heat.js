@@ -33,7 +33,7 @@ const written = (value, share) => value === null ? "not known" : share ? percent
 
 export class HeatMap {
   constructor() {
-    this.drawing = svg("svg", {class: "heat", role: "img", tabindex: "0"});
+    this.drawing = svg("svg", {class: "heat", role: "img", tabindex: "0", "aria-label": "nothing is drawn yet"});
     this.said = el("output", "heat-said");
     this.said.id = "heat-said";
     this.drawing.setAttribute("aria-describedby", "heat-said");
