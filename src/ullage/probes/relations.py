@@ -28,6 +28,7 @@ Numbers = NDArray[Any]
 _GROUP = 64
 """Inputs that share a scale where activations are rounded to int8 (`kernels.llvm.GROUP`)."""
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+_FLOAT32_ROUNDING = 2.0**-24
 _TINY = 1e-30
 # Of a norm's output in one channel: below so much of the row's rms its own digits do not count.
 _NORM_FLOOR = 1e-3
@@ -106,6 +107,7 @@ class Row:
     """One tapped row: by place [layers, width], float32, and what it is a row of.
 
     `kept_LW` are the same as they lie beside each other, places at their `offsets`.
+    `compiled`: by the compiled step, between whose layers float32 flows, whatever the dtype.
     `attended` is attention itself [layers, heads, head_dim], computed again from the cache; None
     where it was not.
     """
@@ -118,6 +120,7 @@ class Row:
     position: int
     adapter: str | None = None
     attended: Floats | None = None
+    compiled: bool = False
 
 
 def row_of(
@@ -126,14 +129,15 @@ def row_of(
     """The tapped row `number`; an adapter and attention come with `dataclasses.replace`."""
     places = {place: taps.at(place)[:, number] for place in PLACES}
     kept = taps.kept_LRW[:, number]
-    return Row(places, kept, taps.offsets, logits_V.numpy(), token_id, position)
+    numbers = (taps.offsets, logits_V.numpy(), token_id, position)
+    return Row(places, kept, *numbers, compiled=taps.compiled)
 
 
 class Relations:
     """A sketch, made ready to have rows held against it."""
 
     def __init__(self, sketch: Sketch, rounding: float) -> None:
-        """`rounding`: half a step of what flows between layers, 2⁻²⁴ of float32."""
+        """`rounding`: half a step of what flows between layers in torch, 2⁻²⁴ of float32."""
         self.sketch, self.form, self.rounding = sketch, sketch.form, rounding
         form = sketch.form
         self.cells = cells(form)
@@ -151,6 +155,10 @@ class Relations:
             from ullage.probes.relations_compiled import CompiledRelations
 
             self._compiled = CompiledRelations(self)
+
+    def rounding_of(self, row: Row) -> float:
+        """Half a step of what flows between the layers of this row."""
+        return _FLOAT32_ROUNDING if row.compiled else self.rounding
 
     def of(self, row: Row) -> Residuals:
         """All residuals of one row; in machine code where there is numba, but for adapters."""
@@ -177,7 +185,8 @@ class Relations:
         adapter = sketch.adapters.get(row.adapter) if row.adapter is not None else None
         unknown = row.adapter is not None and adapter is None
         x_LE, middle_LE = at["x"], at["middle"]
-        stream_L = self.rounding * np.linalg.norm(middle_LE, axis=1)
+        rounding = self.rounding_of(row)
+        stream_L = rounding * np.linalg.norm(middle_LE, axis=1)
         yield self._embedding(row)
         yield _norm(
             "mixer_norm", form, x_LE[:-1], at["normed"][:-1], sketch.mixer_norm_LE,
@@ -200,7 +209,7 @@ class Relations:
         made = at["up"] @ self.signs_inner
         yield self.product("up", at["mlp_normed"], made, 0.0, adapter, unknown)
         yield self.activation(at)
-        last_L = self.rounding * np.linalg.norm(x_LE[1:], axis=1)
+        last_L = rounding * np.linalg.norm(x_LE[1:], axis=1)
         made = (x_LE[1:] - middle_LE) @ self.signs_hidden
         yield self.product("down", at["hidden"], made, stream_L + last_L, adapter, unknown)
         yield _norm(
@@ -219,7 +228,8 @@ class Relations:
         x_E = row.places["x"][0]
         said = self.embedded(row)
         size = float(np.linalg.norm(x_E))
-        return _part("embedding", float(x_E @ self.signs_hidden), said, size, self.rounding * size)
+        floor = self.rounding_of(row) * size
+        return _part("embedding", float(x_E @ self.signs_hidden), said, size, floor)
 
     def _heads(
         self, at: Mapping[str, Numbers], adapter: AdapterSketch | None, unknown: bool

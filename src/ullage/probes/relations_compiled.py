@@ -47,8 +47,8 @@ class CompiledRelations:
         self._kernel.residuals(
             np.ascontiguousarray(row.kept_LW), row.offsets, self._starts, form.heads,
             form.kv_heads, form.head_dim, form.inner, form.norm_eps, form.norm_kind == "layer",
-            self._silu, form.rounds_inputs, of.rounding, of.signs_hidden, of.signs_inner, of.signs_heads,
-            of.signs_vocab,
+            self._silu, form.rounds_inputs, of.rounding_of(row), of.signs_hidden, of.signs_inner,
+            of.signs_heads, of.signs_vocab,
             sketch.heads_LHI, sketch.heads_bias_LH, squares["heads_LHI"],
             sketch.o_LI, sketch.o_bias_L, squares["o_LI"],
             sketch.gate_LI, sketch.gate_bias_L, squares["gate_LI"],

@@ -1,7 +1,7 @@
 """What is remembered of a model's weights, to hold its live activations against: a few sums each.
 
 Holds the sketch and its taking from a decoder. A matrix W is remembered as r·W for one fixed row r
-of random signs: whatever x a healthy model multiplies, r·(W·x) is (r·W)·x (Freivalds' check of
+of random numbers: whatever x a healthy model multiplies, r·(W·x) is (r·W)·x (Freivalds' check of
 products, 1977; in arrays of processors: Huang and Abraham, 1984). `relations` holds rows to it.
 """
 
@@ -123,10 +123,13 @@ class Sketch:
 
 
 def signs(count: int, of: str) -> Floats:
-    """The fixed row of signs for outputs of one sort (`heads`, `hidden`, `inner`, `vocab`)."""
-    seed = [SEED, *of.encode()]
-    drawn = np.random.default_rng(seed).integers(0, 2, count, dtype=np.int8)
-    return (2 * drawn - 1).astype(np.float32)
+    """The fixed row r for outputs of one sort (`heads`, `hidden`, `inner`, `vocab`).
+
+    Signs, each times a size of its own from 1/2 to 3/2: outputs that change places change the sum.
+    """
+    random = np.random.default_rng([SEED, *of.encode()])
+    drawn = 2 * random.integers(0, 2, count, dtype=np.int8) - 1
+    return (drawn * random.uniform(0.5, 1.5, count)).astype(np.float32)
 
 
 def why_not(decoder: Decoder) -> str | None:

@@ -79,15 +79,17 @@ def of_row(form: Form, row: Row, attended: Attended | None) -> Doubles:
     else:
         heads = np.concatenate([attended.entropy_normalized.ravel(), attended.max_score.ravel()])
     top = float(logits_V.max())
-    return np.concatenate(
-        [
-            heads,
-            np.log(np.sqrt((x_LE.astype(np.float64) ** 2).mean(-1)) + _TINY),
-            np.log(np.abs(x_LE).max(-1) + _TINY),
-            np.log(np.abs(row.places["hidden"]).max(-1) + _TINY),
-            [-float(np.log(np.exp(logits_V - top, dtype=np.float64).sum()))],
-        ]
-    )
+    # Of a model that is broken they are not finite, and not known.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.concatenate(
+            [
+                heads,
+                np.log(np.sqrt((x_LE.astype(np.float64) ** 2).mean(-1)) + _TINY),
+                np.log(np.abs(x_LE).max(-1) + _TINY),
+                np.log(np.abs(row.places["hidden"]).max(-1) + _TINY),
+                [-float(np.log(np.exp(logits_V - top, dtype=np.float64).sum()))],
+            ]
+        )
 
 
 def least_spreads(form: Form) -> Doubles:
