@@ -389,6 +389,17 @@ def one_exponent_bit(tensors: Tensors) -> None:
     tensors["model.layers.15.input_layernorm.weight"].view(torch.int32)[100] ^= 1 << 23
 
 
+def test_a_model_that_memory_does_not_hold_is_one_sentence(
+    family_dir: Family, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(family_dir("llama"))
+    capsys.readouterr()
+    monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
+    assert main(["probe", "drift", path]) == 2
+    told = capsys.readouterr().err
+    assert "in float32" in told and told.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_smollm2_over_other_texts_is_itself_and_a_flipped_bit_is_located(
     smollm2: Path, tmp_path: Path

@@ -318,6 +318,17 @@ def test_answers_that_are_not_finite_are_refused(family_dir: Family, tmp_path: P
         reading(planted(family_dir("llama"), tmp_path / "planted", break_it))
 
 
+def test_a_model_that_memory_does_not_hold_is_one_sentence(
+    family_dir: Family, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(family_dir("llama"))
+    capsys.readouterr()
+    monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
+    assert main(["probe", "sensitivity", path]) == 2
+    told = capsys.readouterr().err
+    assert "in float32" in told and told.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_smollm2_within_its_default_budget(
     smollm2: Path, capsys: pytest.CaptureFixture[str]

@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """0; 1 where something drifted, overflows or is not finite. Raises BadInput."""
     if args.prompt and args.prompts:
         raise BadUsage("given with --prompts", file="--prompt", expected="one of the two")
+    if args.save is not None and (args.save.is_dir() or not args.save.parent.is_dir()):
+        raise BadUsage("cannot be written", file="--save", expected="a path of a file")
     require_engine()
     from ullage.probes.prompts import LEARNED, read_prompts
 
@@ -71,8 +73,11 @@ def run(args: argparse.Namespace) -> int:
 def _taken(name: str, texts: Sequence[str]) -> DriftReading:
     from ullage.engine.text.loading import load_tokenizer
     from ullage.probes.drift_take import MAX_TOKENS, take
+    from ullage.probes.fingerprints import memory_short
 
     model = load(local(name))
+    if (short := memory_short(model)) is not None:
+        raise BadUsage(short, file=name)
     tokenizer = load_tokenizer(model)
     longest = model.anatomy.spec.max_positions or MAX_TOKENS
     ids = [tuple(tokenizer.encode(text))[: min(MAX_TOKENS, longest)] for text in texts]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ullage.anatomy import load
 from ullage.cli.flags import add_model_argument, positive_integer
 from ullage.cli.probe_fingerprint import local, require_engine
+from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
     from ullage.probes.sensitivity import Ladder, Sensitivity
@@ -57,9 +58,12 @@ def run(args: argparse.Namespace) -> int:
     require_engine()
     from ullage.engine.text.loading import load_tokenizer
     from ullage.probes.answers import PROMPTS
+    from ullage.probes.fingerprints import memory_short
     from ullage.probes.sensitivity import LEAST_TOKENS, MAX_TOKENS, read
 
     model = load(local(args.model))
+    if (short := memory_short(model)) is not None:
+        raise BadUsage(short, file=args.model)
     tokenizer = load_tokenizer(model)
     longest = model.anatomy.spec.max_positions or MAX_TOKENS
     cut = [tuple(tokenizer.encode(text))[: min(MAX_TOKENS, longest)] for text in PROMPTS]
@@ -74,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         tell=lambda done: _tell(done, args.budget),
     )
-    print(file=sys.stderr)
     if args.output == "json":
         print(json.dumps(found.to_json(), allow_nan=False))
     else:
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(done: int, budget: int) -> None:
-    end = "\r" if sys.stderr.isatty() else "\n"
+    end = "\r" if sys.stderr.isatty() and done < budget else "\n"
     if sys.stderr.isatty() or done % 20 == 0:
         print(f"ullage probe: {done} of at most {budget} changes", end=end, file=sys.stderr)
 

@@ -134,7 +134,7 @@ def _run(
     spec = model.anatomy.spec
     options = EngineOptions(enforce_eager=True, **_options(spec, lora))
     limit = require_possible(spec, options)
-    short = _memory_short(model)
+    short = memory_short(model)
     if lora is not None and short is not None:
         raise BadUsage(short, file=model.files.path)
     if not answers or short is not None:
@@ -152,7 +152,7 @@ def _run(
         return values, ()
 
 
-def _memory_short(model: Model) -> str | None:
+def memory_short(model: Model) -> str | None:
     """Why the weights in float32 would not fit beside what else runs here; None: they do."""
     index = model.checkpoint
     needed = 4 * sum(tensor.num_elements for tensor in index.tensors) if index is not None else 0
