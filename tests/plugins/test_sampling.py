@@ -167,6 +167,22 @@ def test_a_layer_that_computes_something_else_than_is_read_is_refused_by_name() 
     assert (probe.counts.sampled, probe.counts.missed, len(probe.refused)) == (2, 0, 1)
 
 
+@BOTH
+def test_ranks_run_the_same_graphs_whatever_each_of_them_can_read(second: bool) -> None:
+    """Ranks of one tensor meet in every layer: one must not replay a graph while others do not."""
+    ranks = [Runner(model(None), second) for _ in range(2)]
+    ranks[1].layers["model.layers.0.self_attn.attn"].impl.really_scaled_by = 0.1
+    probes = [probed(runner, every=2) for runner in ranks]
+    for runner in ranks:
+        runner.step({"a": 12}, a=12)
+        for _ in range(7):
+            runner.step(a=1)
+    assert ranks[0].modes == ranks[1].modes
+    assert [probe.counts.sampled for probe in probes] == [3, 0]
+    assert probes[1].layers == [] and probes[1].counts.missed == 3
+    assert "no layer is left" in probes[1].last_miss
+
+
 def test_where_no_layer_can_be_read_nothing_is_replaced() -> None:
     runner = Runner({"model.layers.0.attn": Attention(backend="NEW_ATTN")})
     probe = probed(runner)

@@ -42,6 +42,9 @@ class Memory:
         self._rows: deque[Row] = deque(maxlen=most)
         self._refused: set[int] = set()
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def add(self, row: Row) -> None:
         self._rows.append(row)
 

@@ -28,6 +28,7 @@ REQUESTS_A_ROW, MOST_ROWS = 8, 4
 """Decode rows of one sampled step: one, and one more for so many requests, as a step of more costs
 more. Over steps every request gets its turn."""
 MAX_WATCHES = 4
+NONE_LEFT = "no layer is left that can be read"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 """How far attention may be from vLLM's own, of the largest value that it weighs: half-precision
 kernels round the weights. A cache that is read wrongly is off by the whole."""
@@ -70,14 +71,19 @@ class Probe:
         self.counts, self.watches = Counts(), dict[str, Watch]()
         self.last_miss = ""
         self.memory = Memory(self.layers)
+        self._had_layers = bool(self.layers)
         self._unchecked = {layer.name for layer in self.layers}
         self._turn = 0
         self.follow()
 
     def follow(self) -> None:
-        """Stand in vLLM's way only while there is something to look at."""
+        """Stand in vLLM's way only while there is something to look at.
+
+        What is done to a step follows from what was scheduled and asked for alone, never from what
+        one rank could read: all ranks of a tensor must run it with the same kind of graph.
+        """
         own = vars(self.runner)
-        if (self.every or self.watches) and self.layers:
+        if (self.every or self.watches) and self._had_layers:
             if "execute_model" not in own:
                 inner = self.runner.execute_model
                 self.runner.execute_model = functools.wraps(inner)(
@@ -139,12 +145,12 @@ class Probe:
         for request_id, count in scheduled.num_scheduled_tokens.items():
             key = self._key(request_id)
             if key and request_id in computed:
-                first = computed[request_id]
-                places = [
-                    at - first for at in self.watches[key].left if first <= at < first + count
-                ]
-                if places:
-                    yield Want(request_id, tuple(places), key)
+                watch, first = self.watches[key], computed[request_id]
+                inside = [at for at in watch.left if first <= at < first + count]
+                if inside:
+                    # Once, whatever becomes of it: after a preemption they come again.
+                    watch.left = tuple(at for at in watch.left if at not in inside)
+                    yield Want(request_id, tuple(at - first for at in inside), key)
 
     def _key(self, request_id: str) -> str | None:
         """vLLM adds a suffix to the ids that it is given."""
@@ -167,8 +173,8 @@ class Probe:
         """Whose output is held against vLLM's: all at first and of prompts, then one in turn."""
         if any(want.watch for want in wants):
             return frozenset(layer.name for layer in self.layers)
-        one = self.layers[self.counts.sampled % len(self.layers)].name
-        return frozenset({*self._unchecked, one})
+        turn = self.layers[self.counts.sampled % len(self.layers)].name if self.layers else ""
+        return frozenset({*self._unchecked, turn})
 
     # --- what was caught ---
 
@@ -176,12 +182,15 @@ class Probe:
         if step.failure:
             raise Unreadable(step.failure)
         silent = [layer.name for layer in self.layers if layer.name not in step.caught]
+        if not self.layers:
+            raise Unreadable(NONE_LEFT)
         if silent:
             raise Unreadable(f"{len(silent)} layers were not called in Python, first {silent[0]}")
         tables: dict[int, _Tables] = {}
         for layer in self.layers:
             metadata = step.caught[layer.name].metadata
-            tables.setdefault(id(metadata), _Tables(metadata, layer))
+            if id(metadata) not in tables:
+                tables[id(metadata)] = _Tables(metadata, layer)
         at, drawn = 0, 0
         for rows in step.rows:
             part = slice(at, at := at + len(rows.want.places))
@@ -191,22 +200,24 @@ class Probe:
                 for caught in [step.caught[layer.name]]
             ]
             if rows.want.watch is None:
-                self._read_one(given)
-                drawn += 1
+                drawn += self._read_one(given)
             elif rows.want.watch in self.watches:
                 self._read_many(given, self.watches[rows.want.watch])
         if drawn:
             self.counts.sampled += 1
             self.counts.rows += drawn
+        elif not self.layers:
+            raise Unreadable(NONE_LEFT)
 
-    def _read_one(self, given: Sequence[Given]) -> None:
-        """A decode row: all layers together."""
+    def _read_one(self, given: Sequence[Given]) -> bool:
+        """A decode row: all layers together. Whether any could be read."""
         given = [one for one in given if self._agrees(one)]
         if given:
             position = given[0].positions[0]
             places = [Place(one.q_RHD[0], one.keys, one.layer.rule) for one in given]
             layers = tuple(one.layer for one in given)
             self.memory.add(Row(entropy.one_row(places, position), position, layers))
+        return bool(given)
 
     def _read_many(self, given: Sequence[Given], watch: Watch) -> None:
         """Rows of a prompt: layer by layer, each over all keys once."""
@@ -225,7 +236,6 @@ class Probe:
         layers, positions = tuple(one.layer for one in given), given[0].positions
         for columns_HC, position in zip(torch.cat(columns, 1), positions, strict=True):
             watch.memory.add(Row(columns_HC, position, layers))
-        watch.left = tuple(one for one in watch.left if one not in positions)
 
     def _agrees(self, given: Given) -> bool:
         """Whether what was read gives what vLLM computed, where that was caught; else refuse it."""
@@ -252,7 +262,6 @@ class Probe:
             if watch.memory is not None:
                 watch.memory.forget(layer)
         _warn(f"does not read {layer.name}: {reason}")
-        self.follow()
 
     def _miss(self, step: Step, reason: str) -> None:
         self.last_miss = reason

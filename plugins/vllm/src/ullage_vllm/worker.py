@@ -74,7 +74,7 @@ def _take(probe: Probe, key: str) -> dict[str, Any]:
         "failure": watch.failure,
         "mistake": watch.mistake,
         "tokens": watch.tokens,
-        "rows_read": len(watch.positions or ()) - len(watch.left),
+        "rows_read": len(watch.memory),
         "layers": watch.memory.report(_ranks()["tp_rank"]),
         "weights": watch.found_weights,
     }
