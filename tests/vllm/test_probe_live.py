@@ -164,7 +164,7 @@ def sampled_at(server: Server, every: int) -> dict[str, Any]:
 
 
 def test_every_decode_step_of_an_answer_reads_as_in_the_embedded_engine(
-    launched: Servers, server: Server
+    launched: Servers,
 ) -> None:
     """A server of its own: what it has read are these rows alone."""
     fresh = launched.start(FLAGS, PROBE)

@@ -11,6 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from ullage_vllm import entropy
 from ullage_vllm.entropy import Place
 from ullage_vllm.layers import MASKS, Layer, Unreadable, fetches, layers_of
 from ullage_vllm.memory import Memory, Row
-from ullage_vllm.steps import Caught, Rows, Step, Want
+from ullage_vllm.steps import Caught, Rows, Step, Want, replaced
 
 log = logging.getLogger("vllm.ullage")
 
@@ -74,6 +75,7 @@ class Probe:
         self._had_layers = bool(self.layers)
         self._unchecked = {layer.name for layer in self.layers}
         self._turn = 0
+        self._way: AbstractContextManager[None] | None = None
         self.follow()
 
     def follow(self) -> None:
@@ -82,15 +84,15 @@ class Probe:
         What is done to a step follows from what was scheduled and asked for alone, never from what
         one rank could read: all ranks of a tensor must run it with the same kind of graph.
         """
-        own = vars(self.runner)
-        if (self.every or self.watches) and self._had_layers:
-            if "execute_model" not in own:
-                inner = self.runner.execute_model
-                self.runner.execute_model = functools.wraps(inner)(
-                    functools.partial(self._execute, inner)
-                )
-        else:
-            own.pop("execute_model", None)
+        wanted = bool(self.every or self.watches) and self._had_layers
+        if wanted and self._way is None:
+            inner = self.runner.execute_model
+            ours = functools.wraps(inner)(functools.partial(self._execute, inner))
+            self._way = replaced(self.runner, "execute_model", ours)
+            self._way.__enter__()
+        elif not wanted and self._way is not None:
+            self._way.__exit__(None, None, None)
+            self._way = None
 
     def _execute(self, inner: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         wants = self._wants(scheduler_output)
