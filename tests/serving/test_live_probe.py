@@ -19,16 +19,19 @@ import pytest
 
 from tests.engine.families import write_model
 from tests.serving.clients import eventually, metrics
+from ullage.cli.main import main
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadInput
 from ullage.probes import baseline as baselines
 from ullage.probes.learning import learn
 from ullage.probes.live import LiveReader
+from ullage.probes.serving_check import check_server
 from ullage.probes.verdicts import RULES, Located
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.live_probe import MANY, MOST_SERIES, series_of
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES
+from ullage.watch.web.attention import document_of
 
 KEY = "secret"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -276,6 +279,31 @@ def test_a_healthy_server_says_that_it_was_judged(serve: Serve, baseline: Path) 
         assert head["outside"] is False
 
 
+def test_who_asks_it_elsewhere_understands_it(serve: Serve, baseline: Path) -> None:
+    """`ullage probe check URL` passes its findings on, `ullage watch --web` draws it."""
+    handle, http = serve(probe_baseline=baseline, probe_every=2)
+    http.post("/v1/completions", json=ASK).raise_for_status()
+    told = answer(http, "/ullage/entropy")
+    checked = check_server(handle.url, baselines.read(str(baseline)), str(baseline), KEY)
+    assert (checked.judged_by, checked.rows) == ("server", told["rows"])
+    assert checked.findings == told["findings"]
+    drawn = document_of(told)
+    assert (drawn["why"], drawn["layers"], drawn["heads"]) == ("", [0, 1, 2], [0, 1, 2, 3])
+    shown = [value for row in drawn["entropy"] for value in row]
+    assert shown == pytest.approx([head["entropy_normalized"] for head in heads(told)], rel=1e-5)
+    assert [one["id"] for one in drawn["findings"]] == [rule.id for rule in RULES]
+
+
+def test_without_a_baseline_a_check_from_outside_judges_its_entropy(
+    serve: Serve, baseline: Path
+) -> None:
+    handle, http = serve(probe=True, probe_every=2)
+    http.post("/v1/completions", json=ASK).raise_for_status()
+    checked = check_server(handle.url, baselines.read(str(baseline)), str(baseline), KEY)
+    assert checked.judged_by == "entropy"
+    assert [one["state"] for one in checked.findings] == ["clear"]
+
+
 def test_a_fault_in_the_running_weights_is_told_and_exported(serve: Serve, baseline: Path) -> None:
     handle, http = serve(probe_baseline=baseline, probe_every=2)
     http.post("/v1/completions", json=ASK).raise_for_status()
@@ -355,6 +383,22 @@ def test_another_shape_and_a_model_that_cannot_be_read_too(
     flags: dict[str, Any] = {"probe_baseline": baseline} if baselined else {"probe": True}
     with pytest.raises(BadInput, match=said):
         start_server(model, options, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--probe-baseline", "/nowhere/x"), "/nowhere/x"),
+        (("--probe-every", "4"), "--probe-every"),
+        (("--probe", "--probe-every", "0"), "--probe-every: 0; expected 1 or more steps"),
+    ],
+)
+def test_the_verb_says_it_in_one_sentence(
+    model_dir: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
+    assert main(["serve", str(model_dir), "--port", "0", *flags]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and said in lines[0]
 
 
 def _not_to_be_called(*_: object) -> None:

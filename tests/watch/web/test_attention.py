@@ -16,6 +16,7 @@ import pytest
 from tests.watch import sights
 from tests.watch.web import chrome
 from tests.watch.web.served import served
+from tests.watch.web.test_page import BROKEN, FAINT, WIDE
 from ullage.watch.web.attention import ENGINES, FIGURES, ROUTE, Attention, document_of
 from ullage.watch.web.feed import Feed
 
@@ -383,17 +384,23 @@ def wide() -> dict[str, Any]:
     return told(layers=layers)
 
 
-@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize(("width", "dark"), [(360, False), (360, True), (768, False), (1440, True)])
 @pytest.mark.parametrize("make", [told, wide])
-def test_it_fits_every_window(opened: Opened, make: Callable[[], Any], width: int) -> None:
-    with opened(make(), width=width) as page:
+def test_it_fits_every_window(
+    opened: Opened, make: Callable[[], Any], width: int, dark: bool
+) -> None:
+    with opened(make(), width=width, dark=dark) as page:
         page.wait(f"{DRAWN} > 0")
+        page.wait("document.querySelectorAll('#attention-fired li').length === 1")
+        assert page.evaluate(WIDE) == []
+        assert page.evaluate(FAINT) == []
+        assert page.evaluate(BROKEN) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         sizes = page.evaluate(
             "[...document.querySelectorAll('#heat rect:not(.cursor)')].map(r => "
             "r.getBoundingClientRect().width)"
         )
-        assert min(sizes) >= 4
+        assert min(sizes) >= 3
 
 
 def photographs(folder: Path) -> None:  # pragma: no cover - for eyes

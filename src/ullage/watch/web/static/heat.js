@@ -4,7 +4,7 @@
 import {count, percent, plural, significant} from "/words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const LEFT = 34, TOP = 18, LEAST = 5, MOST = 30;
+const LEFT = 34, TOP = 18, LEAST = 4, MOST = 30;
 
 // Figure → its words, how it is written; a share is drawn from 0 to 1, others up to the largest.
 const FIGURES = {
@@ -59,7 +59,7 @@ export class HeatMap {
     this.drawn = key;
     const {layers, heads} = told, {share} = FIGURES[figure];
     const cell = Math.max(LEAST, Math.min(MOST, Math.floor((width - LEFT) / Math.max(1, heads.length))));
-    const high = Math.max(LEAST + 1, Math.min(layers.length > 40 ? 9 : layers.length > 16 ? 13 : 20, cell));
+    const high = Math.max(6, Math.min(layers.length > 40 ? 9 : layers.length > 16 ? 13 : 20, cell));
     this.cell = {width: cell, height: high};
     const known = told[figure].flat().filter(value => value !== null);
     const least = share ? 0 : Math.min(...known, 0), most = share ? 1 : Math.max(...known, least + 1e-9);
