@@ -7,22 +7,30 @@ to the benchmark; cost.py makes it known to vLLM as a plugin of its own.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+NAP_S = 0.0003
 WRAPPED = ("_preempt_request", "_update_after_schedule")
 """What the plugin lays over a scheduler's methods."""
 
 
 def general() -> None:
     """`vllm.general_plugins`: the switch of an engine core, called between two steps."""
+    from vllm.distributed.device_communicators import shm_broadcast
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.cost_switch = _switch_engine_core
     # Engine core and worker wait for each other in a loop without rest: a second of waiting costs
-    # a second of CPU, so that CPU time says how long things took and not what they cost. Here they
-    # wait as they do after a second of silence, for a message.
-    SpinCondition.__init__.__defaults__ = (0,)
+    # a second of CPU, so that CPU time says how long things took and not what they cost. (The
+    # notice by which they could wake each other is lost now and then: vLLM looks again after 1 s.)
+    SpinCondition.wait = _nap
+    shm_broadcast.SPINLOOP_EXT_ENABLED = False
+
+
+def _nap(self: Any, timeout_ms: int | None = None) -> None:  # noqa: ARG001
+    time.sleep(NAP_S)
 
 
 def _switch_engine_core(self: Any, on: bool) -> list[str]:
