@@ -40,7 +40,7 @@ STATE = Path("~/.cache/ullage/bench/probe-vllm-cost.json").expanduser()
 RESULTS = HERE / "VLLM_COST.md"
 LIMIT = 1.03
 REQUESTS = 2
-PROMPT_TOKENS, OUTPUT_TOKENS = 200, 48
+PROMPT_TOKENS, OUTPUT_TOKENS = 200, 32
 EVERY = 16
 FLAGS = ("--num-gpu-blocks-override", "129", "--max-num-seqs", "4")
 NO_SPIN = "[vllm.general_plugins]\ncost_switch = cost_switch:general\n"
@@ -58,6 +58,8 @@ def main() -> int:
     kept: dict[str, Any] = {"pairs": [], "sampled": 0, "rows": 0, "seconds": 0.0, "starts": 0}
     if STATE.exists() and not args.fresh:
         kept = json.loads(STATE.read_text())
+    if len(kept["pairs"]) >= args.pairs:
+        return _write(kept)
     venv = os.environ.get("ULLAGE_VLLM_VENV") or "~/.cache/ullage/vllm-0.32"
     with tempfile.TemporaryDirectory() as scratch:
         environment = {
