@@ -257,6 +257,17 @@ def test_a_switch_that_says_nothing_is_named(told: str, monkeypatch: pytest.Monk
         versions.probe_every()
 
 
+def test_such_a_switch_leaves_the_probe_off_and_all_else_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ullage_vllm import plugin
+
+    monkeypatch.setattr(plugin, "_warned", set())
+    monkeypatch.setenv(versions.PROBE_SWITCH, "often")
+    assert plugin._probe_every() == 0
+    assert "does not look at attention: ULLAGE_VLLM_PROBE: found 'often'" in caplog.text
+
+
 # --- series ---
 
 

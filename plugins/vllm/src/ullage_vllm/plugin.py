@@ -27,11 +27,20 @@ def general() -> None:
             from ullage_vllm import engine
 
             engine.add_methods(EngineCore)
-            if versions.probe_every():
+            if _probe_every():
                 _add_probe(EngineCore)
             _say_if_unnamed()
         except Exception as error:  # it must not stop a server
             _warn(f"steps aside: {error!r}")
+
+
+def _probe_every() -> int:
+    """0 where the probe is off, or its switch says nothing that can be meant."""
+    try:
+        return versions.probe_every()
+    except ValueError as error:
+        _warn(f"does not look at attention: {error}")
+        return 0
 
 
 def _add_probe(engine_core: type) -> None:
@@ -85,7 +94,7 @@ class Endpoint:
         self.site, watching = await _build(engine_client, args)
         self._watching = asyncio.get_running_loop().create_task(watching.run())
         self._watching.add_done_callback(lambda task: _ended(task, watching))
-        if versions.probe_every() and not self.site.missing:
+        if _probe_every() and not self.site.missing:
             self._probing = await _begin_probe(engine_client, self.site)
 
 
@@ -137,7 +146,7 @@ async def _begin_probe(client: Any, site: Any) -> asyncio.Task[None] | None:
 
     probing = probe.Probing(client, site.engines, f"vLLM {version}")
     try:
-        found = probe.state(await probing.ask("attach", every=versions.probe_every()))
+        found = probe.state(await probing.ask("attach", every=_probe_every()))
     except (routes.Refusal, engines.NoAnswer) as error:
         site.no_probe = f"the probe steps aside: {error}"
         _warn(f"does not look at attention: {error}")
