@@ -234,13 +234,19 @@ def test_a_fault_is_located_though_the_prompts_are_others(
     assert found.p is not None and found.p <= drift.FALSE_ALARMS
 
 
-def made(table: np.ndarray[Any, Any]) -> DriftReading:
-    """A reading of one layer whose channels are these."""
+def made(table: np.ndarray[Any, Any], prompts: tuple[str, ...] = ()) -> DriftReading:
+    """A reading of one layer whose channels are these; of other prompts than all others."""
+    made.count += 1  # type: ignore[attr-defined]
+    prompts = prompts or (str(made.count),) * len(table)  # type: ignore[attr-defined]
     count, width = table.shape
     widths = dict.fromkeys(drift.PLACES, 1) | {"hidden": width - 8}
     return DriftReading(
-        "made", "", "float32", 1, widths, (1, 1, 1), (2,) * count, (), table.astype(np.float32)
-    )
+        "made", "", "float32", 1, widths, (1, 1, 1), (2,) * count, prompts, (),
+        table.astype(np.float32),
+    )  # fmt: skip
+
+
+made.count = 0  # type: ignore[attr-defined]
 
 
 def test_sound_models_raise_no_more_alarms_than_stated() -> None:
@@ -254,6 +260,39 @@ def test_sound_models_raise_no_more_alarms_than_stated() -> None:
         alarms += bool(compare(made(table[:8]), made(table[8:])).drifted)
     # Of 400 at a rate of 0.01, 13 or more have a chance below 0.0003.
     assert alarms <= 12
+
+
+def test_sound_models_over_the_same_prompts_raise_no_more_alarms_than_stated() -> None:
+    """Differences far above the least change, that channels share, of heavy tails: 400 times."""
+    generator, marks = np.random.default_rng(6), tuple("abcdefghijkl")
+    alarms = 0
+    for _ in range(400):
+        table = generator.normal(size=(12, 300))
+        noise = generator.standard_t(3, (12, 3)) @ generator.normal(size=(3, 300))
+        noise += generator.standard_t(2, (12, 300))
+        found = compare(made(table, marks), made(np.clip(table + noise, -20, 32), marks))
+        assert found.paired
+        alarms += bool(found.drifted)
+    assert alarms <= 12
+
+
+@pytest.mark.parametrize("count", [8, 12])
+def test_the_same_prompts_show_what_other_prompts_hide(count: int) -> None:
+    generator, marks = np.random.default_rng(7), tuple("abcdefghijkl"[:count])
+    table = generator.normal(0, 1.0, (count, 60))
+    moved = table + generator.normal(0, 0.005, table.shape)
+    moved[:, 20] += 0.4
+    # Rounding of another kind: small, and always to one side.
+    moved[:, 40] += 0.1
+    found = compare(made(moved, marks), made(table, marks))
+    assert [(one.spot.place, one.some) for one in found.drifted] == [("hidden", (14,))]
+    assert found.drifted[0].factor == pytest.approx(math.exp(0.4), rel=0.02)
+    assert compare(made(moved), made(table)).drifted == ()
+
+
+def test_seven_prompts_are_too_few_to_be_held_against_themselves() -> None:
+    table, marks = np.random.default_rng(7).normal(size=(7, 60)), tuple("abcdefg")
+    assert not compare(made(table, marks), made(table, marks)).paired
 
 
 @settings(deadline=None, max_examples=20)
@@ -290,10 +329,18 @@ def test_t_is_that_of_scipys_formula() -> None:
     table = generator.normal(size=(11, 5)).astype(np.float32)
     labels = np.zeros((1, 11), np.float32)
     labels[0, 6:] = 1
-    t, _ = drift._t(table - table.mean(0), labels, 5)
+    t, _ = drift._t_of_two(table, labels)
     before, now = table[:6].astype(float), table[6:].astype(float)
     pooled = (before.var(0, ddof=1) * 5 + now.var(0, ddof=1) * 4) / 9 + drift.LEAST_SPREAD**2
     expected = (now.mean(0) - before.mean(0)) / np.sqrt(pooled * (1 / 6 + 1 / 5))
+    np.testing.assert_allclose(t[0], expected, rtol=1e-4)
+
+
+def test_t_of_differences_is_that_of_the_formula() -> None:
+    table = np.random.default_rng(3).normal(size=(9, 5)).astype(np.float32)
+    t, _ = drift._t_of_one(table, np.ones((1, 9), np.float32))
+    wide = table.astype(float)
+    expected = wide.mean(0) / np.sqrt((wide.var(0, ddof=1) + drift.LEAST_SPREAD**2) / 9)
     np.testing.assert_allclose(t[0], expected, rtol=1e-4)
 
 
@@ -324,6 +371,7 @@ def test_a_saved_reading_is_read_again(family_dir: Family, tmp_path: Path) -> No
         ("widths", None),
         ("heads", [4, 2]),
         ("tokens", []),
+        ("prompts", ["one"]),
         ("dtype", "int3"),
         ("log_rms", "AAAA"),
         ("log_rms", "no base64!"),
@@ -400,6 +448,11 @@ def test_a_model_that_memory_does_not_hold_is_one_sentence(
     assert "in float32" in told and told.count("\n") == 1
 
 
+def round_all(tensors: Tensors) -> None:
+    for name in tensors:
+        tensors[name] = tensors[name].bfloat16().float()
+
+
 @pytest.mark.slow
 def test_smollm2_over_other_texts_is_itself_and_a_flipped_bit_is_located(
     smollm2: Path, tmp_path: Path
@@ -413,12 +466,20 @@ def test_smollm2_over_other_texts_is_itself_and_a_flipped_bit_is_located(
         return take(load(path), [tuple(encode(text))[:64] for text in texts], 512, name=path.name)
 
     before, now = of(smollm2, LEARNED), of(smollm2, CHECKED)
-    assert compare(now, before).drifted == ()
+    found = compare(now, before)
+    assert found.drifted == () and not found.paired
     # Healthy, and yet: massive channels, and a first token a hundred times the others.
     assert any(one.massive for one in before.spots)
-    broken = changed(smollm2_reference_dir(smollm2), tmp_path / "model", one_exponent_bit)
-    first = compare(of(broken, CHECKED), before).drifted[0]
+    # The same weights from other files, and each rounded to bfloat16: nothing drifted.
+    reference = smollm2_reference_dir(smollm2)
+    assert compare(of(reference, LEARNED), before).drifted == ()
+    rounded = compare(of(changed(reference, tmp_path / "rounded", round_all), LEARNED), before)
+    assert rounded.paired and rounded.drifted == ()
+    assert rounded.visible_factor is not None and rounded.visible_factor < 1.3
+    broken = changed(reference, tmp_path / "broken", one_exponent_bit)
+    first = compare(of(broken, LEARNED), before).drifted[0]
     assert (first.layer, first.kind, first.channel) == (15, "norm", 100)
+    assert first.channels == 1
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -443,7 +504,7 @@ def test_every_field_of_a_spot_is_told_on_the_page() -> None:
         assert field.name == "spot" or f"`{field.name}`" in text
     for place in drift.PLACES:
         assert f"`{place}`" in text
-    for number in ("1%", "0.02 nats", "499", "2,000", "20 times"):
+    for number in ("1%", "0.02 nats", "0.2 nats", "499", "2,000", "20 times"):
         assert number in text
 
 

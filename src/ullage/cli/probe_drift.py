@@ -154,7 +154,8 @@ def _told(one: SpotReading) -> str:
 
 
 def _compared(found: Comparison) -> list[str]:
-    head = ["", f"against {found.against}: {found.channels:,} channels"]
+    which = "the same prompts" if found.paired else "other prompts"
+    head = ["", f"against {found.against}: {found.channels:,} channels, {which}"]
     if found.why_not is not None:
         return [*head, f"  not decided: {found.why_not}"]
     seen = f"half of the channels are seen from ×{found.visible_factor:.2f} on"

@@ -45,6 +45,7 @@ def to_document(reading: DriftReading) -> dict[str, Any]:
         "widths": dict(reading.widths),
         "heads": list(reading.heads),
         "tokens": list(reading.tokens),
+        "prompts": list(reading.prompts),
         "spots": [asdict(one) for one in reading.spots],
     }
 
@@ -83,6 +84,9 @@ def _reading(held: Mapping[str, Any]) -> DriftReading:
     widths = {place: int(held["widths"][place]) for place in PLACES}
     heads, kv_heads, size = (int(number) for number in held["heads"])
     tokens = tuple(int(number) for number in held["tokens"])
+    prompts = tuple(str(mark) for mark in held["prompts"])
+    if len(prompts) != len(tokens):
+        raise ValueError(f"{len(prompts)} prompts of {len(tokens)}")
     if min(layers, *widths.values(), heads, kv_heads, size, len(tokens)) < 1:
         raise ValueError("a size of 0")
     if held["dtype"] not in LIMITS:
@@ -101,7 +105,7 @@ def _reading(held: Mapping[str, Any]) -> DriftReading:
         raise ValueError("spots that do not follow from num_layers")
     return DriftReading(
         str(held["model"]), str(held["by"]), held["dtype"], layers, widths,
-        (heads, kv_heads, size), tokens, found, table,
+        (heads, kv_heads, size), tokens, prompts, found, table,
     )  # fmt: skip
 
 

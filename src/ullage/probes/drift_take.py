@@ -5,6 +5,7 @@ Holds the run and the sums; nothing of a row is kept. What is made of readings i
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -107,6 +108,10 @@ class _Sum:
         return (torch.stack(self.mean_squares).log() / 2).clamp(LOWEST, HIGHEST)
 
 
+def _mark(ids: Sequence[int]) -> str:
+    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
+
+
 def take(
     model: Model,
     prompts: Sequence[Sequence[int]],
@@ -144,6 +149,7 @@ def take(
         widths={place: every[place] for place in PLACES},
         heads=(layer.num_heads, layer.num_kv_heads, layer.head_dim),
         tokens=tuple(len(ids) for ids in prompts),
+        prompts=tuple(map(_mark, prompts)),
         spots=tuple(one.reading(spot) for spot, one in sums.of.items()),
         log_rms_PC=table.numpy().astype(np.float32),
     )
