@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,6 +58,30 @@ def test_every_head_of_a_family_reads_as_transformers_weights(
         reading = read_prompt(family_dir(family), PROMPT, rows=rows, options=options)
         assert_reading(reading, weights, spread_rows(len(PROMPT), rows))
         assert (reading.tokens, reading.source) == (len(PROMPT), "embedded engine")
+
+
+def test_chunks_of_many_rows_through_the_engines_own_product(
+    family_dir: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a processor where that outruns torch's; what is multiplied by it is counted."""
+    pytest.importorskip("numba")
+    from ullage.engine.kernels import product
+
+    multiplied: list[int] = []
+    own = product.float_product
+
+    def counting(x: np.ndarray, *rest: np.ndarray | None) -> None:
+        multiplied.append(len(x))
+        own(x, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(product, "OUTRUNS_TORCH", True)
+    monkeypatch.setattr(product, "float_product", counting)
+    prompt = tuple(torch.randint(3, 300, (210,), generator=torch.manual_seed(5)).tolist())
+    weights = attention_weights(eager_model(family_dir("llama")), prompt)
+    options = EngineOptions(attention="gathered", max_num_batched_tokens=128, max_num_seqs=8)
+    reading = read_prompt(family_dir("llama"), prompt, options=options)
+    assert_reading(reading, weights, range(210))
+    assert set(multiplied) == {128, 82}
 
 
 @pytest.mark.parametrize("path", ATTENTION_PATHS)
