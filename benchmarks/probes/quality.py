@@ -30,6 +30,7 @@ from tests.engine.references import smollm2_gguf
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
+from ullage.engine.steps import Output
 from ullage.probes.quality import LOOK_EVERY_STEPS
 from ullage.serving.quality import AnswerWatch
 
@@ -46,12 +47,15 @@ class Row:
     tokens: int
     step: float | None
     look: float
-    take: float
+    take: float | None
 
     def line(self) -> str:
         step = "" if self.step is None else f"{self.step:,.0f}"
-        share = "" if self.step is None else f"{(self.look + self.take) / self.step:.2%}"
-        return f"| {self.what} | {step} | {self.look:.1f} | {self.take:.1f} | {share} |"
+        share = ""
+        if self.step is not None and self.take is not None:
+            share = f"{(self.look + self.take) / self.step:.2%}"
+        take = "" if self.take is None else f"{self.take:.1f}"
+        return f"| {self.what} | {step} | {self.look:.1f} | {take} | {share} |"
 
 
 class Clock:
@@ -97,24 +101,25 @@ def served(engine: Engine, batch: int) -> Row:
 def large_vocabulary(engine: Engine, batch: int = 32) -> Row:
     """The look alone, at logits of a large model; a token of one takes its steps far longer."""
     clock = Clock()
-    AnswerWatch(engine, CollectorRegistry(), {"model_name": "m", "engine": "0"})
+    watch = AnswerWatch(engine, CollectorRegistry(), {"model_name": "m", "engine": "0"})
     look = engine.on_logits
     assert look is not None
     engine.on_logits = None
     logits = torch.randn(batch, LARGE_VOCABULARY)
     timed, steps = clock.wrap("look", look), 10 * LOOK_EVERY_STEPS
     requests = [
-        engine_request
+        one
         for number in range(batch)
-        for engine_request in engine.add_request(f"v{number}", (1,), SamplingParams())
+        for one in engine.add_request(f"v{number}", (1,), SamplingParams())
     ]
+    watch.take([Output(one, 1, "", finished=False) for one in requests])
     for _ in range(steps):
         timed(requests, logits)
     for one in requests:
         engine.abort(one)
     per_token = 1e6 * clock.seconds["look"] / (steps * batch)
     what = f"{batch} at a time, vocabulary of {LARGE_VOCABULARY:,}"
-    return Row(what, steps * batch, None, per_token, 0.0)
+    return Row(what, steps * batch, None, per_token, None)
 
 
 def main() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
 import random
 import unicodedata
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ullage.probes.quality import likeliest
 from ullage.probes.quality_answer import (
     MAX_PERIOD,
     TAIL_TOKENS,
@@ -196,3 +199,15 @@ def test_any_text_is_counted_letter_by_letter_whatever_its_pieces(text: str) -> 
         count_letters(character, pieces)
     assert whole == pieces
     assert main_script(whole) is None or sum(whole) > 0
+
+
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=50))
+def test_the_likeliest_tokens_probability_is_softmaxs_largest(logits: list[float]) -> None:
+    expected = torch.tensor(logits, dtype=torch.float64).softmax(0).max().item()
+    for dtype in (torch.float32, torch.float64):
+        assert likeliest(torch.tensor(logits, dtype=dtype)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_have_none_and_warn_nobody(bad: float) -> None:
+    assert math.isnan(likeliest(torch.tensor([0.0, bad, 1.0])))
