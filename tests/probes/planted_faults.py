@@ -73,15 +73,15 @@ def _qkv(layer: Layer) -> Linear:
     return layer.qkv
 
 
-def _output(layer: Layer) -> Linear:
+def output_of(layer: Layer) -> Linear:
     return layer.output
 
 
-def _gate_up(layer: Layer) -> Linear:
+def gate_up_of(layer: Layer) -> Linear:
     return layer.linears[2]
 
 
-def _down(layer: Layer) -> Linear:
+def down_of(layer: Layer) -> Linear:
     return layer.linears[3]
 
 
@@ -89,7 +89,7 @@ def head_times(kind: str, head: int, factor: float) -> Planted:
     return _in(_qkv, lambda layer, linear: scaled(linear, _heads(layer, kind, head), factor))
 
 
-def _all_of(kind: str, factor: float) -> Planted:
+def all_heads(kind: str, factor: float) -> Planted:
     def change(layer: Layer, linear: Linear) -> None:
         count = layer.num_heads if kind == "q" else layer.num_kv_heads
         for head in range(count):
@@ -180,7 +180,7 @@ def _norm_of_ones(engine: Engine, stack: ExitStack, index: int) -> Engine:
     return engine
 
 
-def _eps(factor: float) -> Planted:
+def eps_times(factor: float) -> Planted:
     def plant(engine: Engine, stack: ExitStack, index: int) -> Engine:
         def change(layer: Layer) -> Layer:
             norm = layer.mixer_norm
@@ -193,7 +193,7 @@ def _eps(factor: float) -> Planted:
     return plant
 
 
-def _rule(**more: Any) -> Planted:
+def rule(**more: Any) -> Planted:
     def plant(engine: Engine, stack: ExitStack, index: int) -> Engine:
         def change(layer: Layer) -> Layer:
             asked = {
@@ -207,7 +207,7 @@ def _rule(**more: Any) -> Planted:
     return plant
 
 
-def _other_activation(engine: Engine, stack: ExitStack, index: int) -> Engine:
+def other_activation(engine: Engine, stack: ExitStack, index: int) -> Engine:
     def change(layer: Layer) -> Layer:
         mlp = layer.feed_forward
         name = "gelu" if mlp.activation_name != "gelu" else "silu"  # type: ignore[union-attr]
@@ -222,7 +222,7 @@ def _other_activation(engine: Engine, stack: ExitStack, index: int) -> Engine:
     return stack.enter_context(with_layer(other, index, change))
 
 
-def _layers_exchanged(engine: Engine, stack: ExitStack, index: int) -> Engine:
+def layers_exchanged(engine: Engine, stack: ExitStack, index: int) -> Engine:
     layers = engine.decoder.layers
     a, b = layers[index], layers[index - 1]
     for one, other in zip(a.linears, b.linears, strict=True):
@@ -267,7 +267,7 @@ def _off_by_one(engine: Engine) -> None:
         tables.sin_ND.copy_(tables.sin_ND.roll(-1, 0))
 
 
-def _head_noise(share: float) -> Planted:
+def head_row(share: float) -> Planted:
     def plant(engine: Engine, stack: ExitStack, index: int) -> Engine:
         head = engine.decoder.head
         stack.enter_context(changed(*tensors_of(head), engine.decoder.embedding_VE))
@@ -277,7 +277,7 @@ def _head_noise(share: float) -> Planted:
     return plant
 
 
-def _embedding_rows(engine: Engine, stack: ExitStack, index: int) -> Engine:
+def embedding_channel(engine: Engine, stack: ExitStack, index: int) -> Engine:
     """All of them: which token comes is the model's choice. A tied head goes with it."""
     table = engine.decoder.embedding_VE
     stack.enter_context(changed(table))
@@ -285,40 +285,47 @@ def _embedding_rows(engine: Engine, stack: ExitStack, index: int) -> Engine:
     return engine
 
 
-def _final_norm(engine: Engine, stack: ExitStack, index: int) -> Engine:
-    weight = engine.decoder.final_norm.weight  # type: ignore[union-attr]
-    stack.enter_context(changed(weight))
-    weight[3] *= 1.5
-    return engine
+def last_norm(factor: float) -> Planted:
+    def plant(engine: Engine, stack: ExitStack, index: int) -> Engine:
+        weight = engine.decoder.final_norm.weight  # type: ignore[union-attr]
+        stack.enter_context(changed(weight))
+        weight[3] *= factor
+        return engine
+
+    return plant
+
+
+GATE_FOR_UP, STALE_HALF = _in(gate_up_of, _gate_for_up), _in(gate_up_of, _stale_half)
+ROWS_OF_O, OFF_BY_ONE = _in(output_of, _rows_of_o), _tables(_off_by_one)
 
 
 FAULTS: tuple[Fault, ...] = (
     Fault("q of one head times 4", ("q",), head_times("q", 1, 4.0)),
-    Fault("k zeroed", ("k",), _all_of("k", 0.0)),
+    Fault("k zeroed", ("k",), all_heads("k", 0.0)),
     Fault("v of one head times 1.1", ("v",), head_times("v", 0, 1.1)),
     Fault("v of one head zeroed", ("v",), head_times("v", 0, 0.0)),
     Fault("two q heads exchanged", ("q",), exchanged_heads("q")),
     Fault("two k heads exchanged", ("k",), exchanged_heads("k")),
-    Fault("o times 1.02", ("o",), matrix_times(_output, 1.02)),
-    Fault("two rows of o exchanged", ("o",), _in(_output, _rows_of_o)),
-    Fault("noise in o", ("o",), noise(_output, 0.01)),
-    Fault("gate and up exchanged", ("mlp",), _in(_gate_up, _gate_for_up)),
-    Fault("half of gate_up stale", ("mlp",), _in(_gate_up, _stale_half)),
-    Fault("one channel of up times 2", ("mlp",), row_times(_gate_up, -5 % 96 + 96, 2.0)),
-    Fault("down times 0.99", ("mlp",), matrix_times(_down, 0.99)),
-    Fault("one channel of down times 1.5", ("mlp",), row_times(_down, 7, 1.5)),
-    Fault("noise in down", ("mlp",), noise(_down, 0.01)),
+    Fault("o times 1.02", ("o",), matrix_times(output_of, 1.02)),
+    Fault("two rows of o exchanged", ("o",), _in(output_of, _rows_of_o)),
+    Fault("noise in o", ("o",), noise(output_of, 0.01)),
+    Fault("gate and up exchanged", ("mlp",), _in(gate_up_of, _gate_for_up)),
+    Fault("half of gate_up stale", ("mlp",), _in(gate_up_of, _stale_half)),
+    Fault("one channel of up times 2", ("mlp",), row_times(gate_up_of, -5 % 96 + 96, 2.0)),
+    Fault("down times 0.99", ("mlp",), matrix_times(down_of, 0.99)),
+    Fault("one channel of down times 1.5", ("mlp",), row_times(down_of, 7, 1.5)),
+    Fault("noise in down", ("mlp",), noise(down_of, 0.01)),
     Fault("one norm weight times 2", ("norm",), norm_channel("mixer_norm", 11, 2.0)),
     Fault("one norm weight times 1.01", ("norm",), norm_channel("feed_forward_norm", 5, 1.01)),
     Fault("an exponent bit of a norm weight", ("norm",), norm_bit(9, 24)),
     Fault("a norm of ones", ("norm",), _norm_of_ones),
-    Fault("eps times 100,000", ("norm",), _eps(1e5)),
-    Fault("scores times 1/head_dim", ("attention",), _rule(scale=lambda rule: rule.scale**2)),
-    Fault("another activation", ("mlp",), _other_activation),
+    Fault("eps times 1,000,000", ("norm",), eps_times(1e6)),
+    Fault("scores times 1/head_dim", ("attention",), rule(scale=lambda rule: rule.scale**2)),
+    Fault("another activation", ("mlp",), other_activation),
     Fault("theta times 5", ("rope",), theta_times(5.0), everywhere=True),
     Fault("positions off by one", ("rope",), _tables(_off_by_one), everywhere=True),
-    Fault("two layers exchanged", ("q", "k", "v", "o", "mlp"), _layers_exchanged, everywhere=True),
-    Fault("one row of the head times 1.5", ("embedding",), _head_noise(0.5), outside=True),
-    Fault("one channel of the embedding zero", ("embedding",), _embedding_rows, outside=True),
-    Fault("a weight of the last norm times 1.5", ("norm",), _final_norm, outside=True),
+    Fault("two layers exchanged", ("q", "k", "v", "o", "mlp"), layers_exchanged, everywhere=True),
+    Fault("one row of the head times 1.5", ("embedding",), head_row(0.5), outside=True),
+    Fault("one channel of the embedding zero", ("embedding",), embedding_channel, outside=True),
+    Fault("a weight of the last norm times 1.5", ("norm",), last_norm(1.5), outside=True),
 )

@@ -55,14 +55,12 @@ def test_it_is_found_where_it_is(
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_in_bfloat16_what_is_larger_than_its_rounding_is_found(
+def test_in_bfloat16_it_is_found_too(
     fault: Fault, healthy: Callable[[str, str], tuple[Engine, Baseline]]
 ) -> None:
     engine, baseline = healthy("llama", "bfloat16")
     with ExitStack() as stack:
         found = judged(fault.plant(engine, stack, LAYER), baseline)
-    if fault.name == "another activation" and not found.fired:
-        pytest.skip("runs in torch, whose bfloat16 hides it in a random model of small gates")
     assert fault.found_by(found, LAYER), found.places
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ullage.errors import BadInput, BadUsage
 from ullage.findings.written import write_whole
+from ullage.probes.baseline_sound import require_sound
 from ullage.probes.relations import Cell, cells
 from ullage.probes.sketch import AdapterSketch, Form, Sketch, Turning
 
@@ -132,7 +133,7 @@ def read(path: str) -> Baseline:
         raise BadInput(f"no schema {SCHEMA!r}", file=path, field="schema", expected=EXPECTED)
     try:
         found = _baseline(document, arrays)
-        _require_sound(found)
+        require_sound(found, len(PATHS))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadInput(f"does not fit itself ({error})", file=path, expected=EXPECTED) from error
     return found
@@ -168,35 +169,6 @@ def _baseline(document: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -
         usual=Usual(arrays["usual.mean"], arrays["usual.spread"]),
         **{name: document[name] for name in _PLAIN},
     )
-
-
-def _require_sound(found: Baseline) -> None:
-    """Raise ValueError where shapes do not follow from the form."""
-    from ullage.probes import usual
-
-    form, sketch = found.sketch.form, found.sketch
-    heads, mixed = form.heads + 2 * form.kv_heads, form.heads * form.head_dim
-    wanted = {
-        "heads_LHI": (form.layers, heads, form.hidden),
-        "o_LI": (form.layers, mixed),
-        "gate_LI": (form.layers, form.hidden),
-        "up_LI": (form.layers, form.hidden),
-        "down_LI": (form.layers, form.inner),
-        "mixer_norm_LE": (form.layers, form.hidden),
-        "mlp_norm_LE": (form.layers, form.hidden),
-        "final_norm_E": (form.hidden,),
-        "head_E": (form.hidden,),
-        "embedding_V": (form.vocab,),
-    }
-    shapes = [(name, getattr(sketch, name), shape) for name, shape in wanted.items()]
-    shapes.append(("noise", found.noise, (len(PATHS), len(found.cells))))
-    count = len(usual.figures(form))
-    shapes += [("usual", one, (count,)) for one in (found.usual.mean, found.usual.spread)]
-    for adapter in sketch.adapters.values():
-        shapes.append(("adapter", adapter.heads_LHI, (form.layers, heads, form.hidden)))
-    for name, array, shape in shapes:
-        if array.shape != shape:
-            raise ValueError(f"{name} is {list(array.shape)}, expected {list(shape)}")
 
 
 def precision_of(options: Any) -> Precision:
