@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
+import torch
 
+from ullage.probes.entropy import HeadTotals, RowReadings
 from ullage.probes.live_attention import MOST_BYTES, MOST_ROWS, LiveAttention
 from ullage.probes.usual import Attended
 
@@ -51,6 +55,38 @@ def test_rows_that_are_not_finite_are_counted_and_in_no_figure() -> None:
     (head, *_) = found.kept().layers()[0].heads
     assert (head.rows, head.not_finite, head.entropy_normalized) == (2, 1, None)
     assert found.kept().entropy_quantiles()[0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_the_figures_are_those_of_a_prompts_rows() -> None:
+    """Against `HeadTotals`, which reads prompts: random rows, some not finite, some of one key."""
+    draw = np.random.default_rng(7)
+    found, parts = LiveAttention(3, 4, capacity=64), []
+    for number in range(50):
+        entropy = draw.random((3, 4), np.float32) * 5
+        if number % 7 == 0:
+            entropy[draw.integers(3), draw.integers(4)] = np.nan
+        if number % 11 == 0:
+            entropy[1, 2] = np.inf
+        entropy[2, 3] = np.nan  # a head of which nothing is known
+        columns = [entropy, *(draw.random((3, 4), np.float32) for _ in range(3))]
+        visible = draw.integers(1, 40, 3)
+        found.add(Attended(*columns, visible))
+        parts.append((columns, visible))
+    for layer in found.kept().layers():
+        totals = HeadTotals()
+        for columns, visible in parts:
+            entropy, score, first, band = (
+                torch.from_numpy(one[layer.layer][None].copy()) for one in columns
+            )
+            seen = torch.tensor([visible[layer.layer]])
+            unknown = torch.full_like(entropy, torch.nan)
+            totals.add(RowReadings(entropy, score, first, band, unknown, seen))
+        for ours, theirs in zip(layer.heads, totals.readings(), strict=True):
+            one, other = asdict(ours), asdict(theirs)
+            for name, value in other.items():
+                assert one[name] == (value if value is None else pytest.approx(value, rel=1e-5)), (
+                    name
+                )
 
 
 def test_without_rows_nothing_is_known() -> None:

@@ -234,6 +234,23 @@ def test_a_server_that_does_not_read_along_shows_nothing(status: int) -> None:
         assert asked(url) is None
 
 
+@pytest.mark.parametrize(("status", "again"), [(200, True), (401, True), (404, False)])
+def test_one_without_the_route_is_asked_less_often(
+    status: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ullage.watch.web.attention.FRESH_S", 0.0)
+
+    async def ask(url: str) -> None:
+        attention = Attention()
+        for _ in range(3):
+            await attention.of(url)
+        attention.close()
+
+    with replica(status, told()) as (url, server):
+        asyncio.run(ask(url))
+        assert len(server.seen) == (3 if again else 1)
+
+
 def test_one_that_is_gone_is_said() -> None:
     with replica(200, told()) as (url, _):
         pass

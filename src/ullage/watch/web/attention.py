@@ -1,7 +1,7 @@
 """How the heads of one replica attend, asked of it when somebody looks: GET /ullage/entropy.
 
 Holds the asking, and the answer made small and harmless. Rounds know nothing of it: of a thousand
-replicas only the one that is looked at is asked, and not more often than FRESH_S.
+replicas only the one that is looked at is asked, at most every FRESH_S seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ullage.watch.web.wording import plain
 
 ROUTE = "/ullage/entropy"
 FRESH_S = 4.0
+SILENT_S = 60.0
+"""One that has no such route is asked less often: it may log every question."""
 WITHIN_S = 8.0
 """An engine answers between two steps."""
 MOST_KEPT = 32
@@ -48,7 +50,7 @@ class _Kept:
     path: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     told: Document | None = None
-    told_s: float = -math.inf
+    again_s: float = -math.inf
 
 
 class Attention:
@@ -62,10 +64,10 @@ class Attention:
         """None where there is nothing to be asked; `why` where it does not tell what it could."""
         kept = self._kept_of(url)
         async with kept.lock:
-            now_s = asyncio.get_running_loop().time()
-            if now_s - kept.told_s > FRESH_S:
+            loop = asyncio.get_running_loop()
+            if loop.time() >= kept.again_s:
                 kept.told = await self._asked(kept)
-                kept.told_s = asyncio.get_running_loop().time()
+                kept.again_s = loop.time() + (FRESH_S if kept.told else SILENT_S)
         return kept.told
 
     def _kept_of(self, url: str) -> _Kept:
