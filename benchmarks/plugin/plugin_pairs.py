@@ -36,6 +36,31 @@ def ratio_of_groups(groups: Sequence[Sequence[Pair]]) -> Ratio:
     return _bounded([math.fsum(map(_log, group)) / len(group) for group in groups])
 
 
+def adjusted_ratio(pairs: Sequence[Pair], controls: Sequence[Pair]) -> Ratio:
+    """The same, less what shows as well in a control that the thing measured cannot change.
+
+    The intercept of a straight line through the logarithms: what is left where the control of a
+    pair is alike on both sides. Raises ValueError below three, and where the control never moves.
+    """
+    found, control = [_log(pair) for pair in pairs], [_log(pair) for pair in controls]
+    count = len(found)
+    if count < 3:
+        raise ValueError(f"{count} ratios say nothing of their spread about a line")
+    middle = math.fsum(control) / count
+    spread = math.fsum((one - middle) ** 2 for one in control)
+    if not spread:
+        raise ValueError("the control never moves")
+    mean = math.fsum(found) / count
+    both = zip(found, control, strict=True)
+    slope = math.fsum((y - mean) * (x - middle) for y, x in both) / spread
+    rest = [y - mean - slope * (x - middle) for y, x in zip(found, control, strict=True)]
+    variance = math.fsum(one**2 for one in rest) / (count - 2)
+    at = mean - slope * middle
+    error = math.sqrt(variance * (1 / count + middle**2 / spread))
+    half = t_quantile(0.975, count - 2) * error
+    return Ratio(math.exp(at), math.exp(at - half), math.exp(at + half), count)
+
+
 def _log(pair: Pair) -> float:
     lacking, having = pair
     return math.log(having / lacking)

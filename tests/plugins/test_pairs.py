@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "plugin"))
 
-from plugin_pairs import ratio_of, ratio_of_groups, t_quantile
+from plugin_pairs import adjusted_ratio, ratio_of, ratio_of_groups, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,29 @@ def test_pairs_of_one_group_that_are_alike_do_not_narrow_the_bounds_of_groups() 
     assert held_by_pair < 110
 
 
+def test_a_control_takes_away_what_it_shares_and_the_bounds_still_hold_the_truth() -> None:
+    draw = random.Random(7)  # noqa: S311
+    held, narrower = 0, 0
+    for _ in range(150):
+        pairs, controls = [], []
+        for _ in range(20):
+            disturbed = [draw.lognormvariate(0, 0.05) for _ in range(2)]
+            noise = [draw.lognormvariate(0, 0.01) for _ in range(4)]
+            pairs.append((disturbed[0] * noise[0], 1.02 * disturbed[1] * noise[1]))
+            controls.append((disturbed[0] * noise[2], disturbed[1] * noise[3]))
+        found, plain = adjusted_ratio(pairs, controls), ratio_of(pairs)
+        held += found.low <= 1.02 <= found.high
+        narrower += found.high - found.low < (plain.high - plain.low) / 2
+    assert 133 <= held <= 150
+    assert narrower > 140
+
+
 def test_one_has_no_spread() -> None:
     with pytest.raises(ValueError, match="1 ratios"):
         ratio_of([(1.0, 1.0)])
     with pytest.raises(ValueError, match="1 ratios"):
         ratio_of_groups([[(1.0, 1.0), (1.0, 1.1)]])
+    with pytest.raises(ValueError, match="2 ratios"):
+        adjusted_ratio([(1.0, 1.1)] * 2, [(1.0, 1.1)] * 2)
+    with pytest.raises(ValueError, match="never moves"):
+        adjusted_ratio([(1.0, 1.1)] * 5, [(1.0, 1.0)] * 5)
