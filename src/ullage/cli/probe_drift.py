@@ -96,7 +96,7 @@ def _document(found: Comparison) -> dict[str, object]:
 def _lines(now: DriftReading) -> list[str]:
     lines = [
         f"{now.model}: {len(now.tokens)} prompts, {sum(now.tokens)} tokens, {now.num_layers} "
-        f"layers, stored as {now.dtype}",
+        f"layers, held to {now.dtype}",
         "",
         "rms at each norm (first tokens left out), and the largest number in front of it",
         f"  {'layer':>5} {'residual':>9} {'normed':>9} {'middle':>9} {'normed':>9} {'mlp':>9} "

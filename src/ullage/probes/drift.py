@@ -89,9 +89,11 @@ class SpotReading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DriftReading:
-    """Of one model and its prompts. `log_rms_PC` are the channels of all `widths`' spots beside
-    each other, in the order of running; a prompt's first token is left out. `prompts` mark each
-    one's tokens: the same prompts can be held against themselves.
+    """Of one model and its prompts. `dtype` is what it is served in unless told otherwise.
+
+    `log_rms_PC` are the channels of all `widths`' spots beside each other, in the order of running;
+    a prompt's first token is left out. `prompts` mark each one's tokens: the same prompts can be
+    held against themselves.
     """
 
     model: str
@@ -107,7 +109,7 @@ class DriftReading:
 
     @property
     def overflows(self) -> tuple[SpotReading, ...]:
-        """Spots whose largest number the model's own stored type does not hold."""
+        """Spots whose largest number the type that the model is served in does not hold."""
         limit = LIMITS[self.dtype]
         return tuple(one for one in self.spots if abs(one.largest.value) > limit)
 

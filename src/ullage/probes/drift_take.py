@@ -108,6 +108,12 @@ class _Sum:
         return (torch.stack(self.mean_squares).log() / 2).clamp(LOWEST, HIGHEST)
 
 
+def _dtype(model: Model) -> str:
+    """The type that activations will be in: the weights' own. What runs GGUF uses float32."""
+    dtype, index = model.anatomy.spec.dtype, model.checkpoint
+    return dtype if index is not None and index.format != "gguf" and dtype in LIMITS else "float32"
+
+
 def _mark(ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
@@ -144,7 +150,7 @@ def take(
     return DriftReading(
         model=name,
         by=f"ullage {__version__}, embedded engine",
-        dtype=spec.dtype if spec.dtype in LIMITS else "float32",
+        dtype=_dtype(model),
         num_layers=len(decoder.layers),
         widths={place: every[place] for place in PLACES},
         heads=(layer.num_heads, layer.num_kv_heads, layer.head_dim),
