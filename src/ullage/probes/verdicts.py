@@ -20,6 +20,7 @@ _RELOAD = (
     "Take this replica out of rotation and load the weights anew; if it comes back, compare the "
     "files (`ullage probe compare`), then suspect the machine's memory or arithmetic."
 )
+_LITTLE = 0.05
 _NEAR = 0.02
 """So near to a whole explanation (not there at all, wholly there) counts as it."""
 
@@ -287,12 +288,18 @@ def _named(alarm: Alarm) -> str:
 
 def _explained(alarm: Alarm) -> str:
     if alarm.channel is not None and alarm.made is not None and alarm.said:
-        return f": it is {alarm.made / alarm.said:.3g} times as large"
+        return _times(alarm.made / alarm.said)
     if alarm.factor is None:
         return ""
     if abs(alarm.factor) < _NEAR:
         return ": nothing comes of it"
-    return f": it is {alarm.factor:.3g} times as large"
+    return _times(alarm.factor)
+
+
+def _times(factor: float) -> str:
+    if 0 < abs(factor - 1) < _LITTLE:
+        return f": it is {abs(factor - 1):.2%} too {'large' if factor > 1 else 'small'}"
+    return f": it is {factor:.3g} times as large"
 
 
 def _of_adapter(alarms: Iterable[Alarm], place: str) -> str:

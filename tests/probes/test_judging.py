@@ -1,0 +1,247 @@
+"""The running judgement: what explains a residual, what is unusual, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.probes.planting import PROMPTS
+from ullage.engine.options import EngineOptions
+from ullage.probes import usual
+from ullage.probes.baseline import Baseline
+from ullage.probes.judging import Judge, z_of
+from ullage.probes.learning import learn
+from ullage.probes.relations import KINDS, Cell, Residuals
+from ullage.probes.usual import Requests
+from ullage.probes.verdicts import RULES, verdicts
+
+
+@pytest.fixture(scope="module")
+def baseline(family_dir: Callable[[str], Path]) -> Baseline:
+    options = EngineOptions(enforce_eager=True)
+    return learn(family_dir("llama"), PROMPTS, options, new_tokens=24)
+
+
+def healthy(baseline: Baseline, random: np.random.Generator) -> Residuals:
+    """As rounding leaves them: normal, of the baseline's own noise."""
+    count = len(baseline.cells)
+    said = random.standard_normal(count) + 3.0
+    off = random.standard_normal(count) * np.nan_to_num(baseline.noise[0], nan=0.0)
+    return Residuals(
+        residual=np.abs(off), size=np.ones(count), floor=np.zeros(count), made=said + off,
+        said=said, adapted=np.zeros(count), channels=np.full(count, -1),
+    )  # fmt: skip
+
+
+def at(baseline: Baseline, part: str, layer: int | None, head: int | None = None) -> int:
+    return baseline.cells.index(Cell(part, layer, head))
+
+
+def changed(residuals: Residuals, number: int, made: float) -> None:
+    residuals.made[number] = made
+    residuals.residual[number] = abs(made - residuals.said[number])
+
+
+def see(judge: Judge, residuals: Residuals, figures: Any = None, request: str = "a") -> bool:
+    if figures is None:
+        figures = judge.baseline.usual.mean
+    return judge.see(residuals, figures, request, compiled=False)
+
+
+def fired(judge: Judge) -> dict[str, Any]:
+    return {one.finding.id: one for one in verdicts(judge) if one.finding.state == "fired"}
+
+
+def test_normal_residuals_of_the_known_size_raise_nothing(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(1)
+    for _ in range(2_000):
+        assert not see(judge, healthy(baseline, random))
+    assert not judge.alarms() and not fired(judge)
+
+
+@pytest.mark.parametrize("factor", [4.0, 0.0, 0.5, -1.0])
+def test_an_output_times_a_factor_is_said_so(factor: float, baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(2)
+    number = at(baseline, "v", 2, 1)
+    for _ in range(4):
+        residuals = healthy(baseline, random)
+        changed(residuals, number, factor * residuals.said[number])
+        see(judge, residuals)
+    (one,) = fired(judge).values()
+    assert (one.kind, one.layer, one.heads) == ("v", 2, (1,))
+    (alarm,) = judge.alarms()
+    assert alarm.factor == pytest.approx(factor, abs=1e-6)
+    said = "nothing comes of it" if factor == 0 else f"{factor:.3g} times as large"
+    assert said in one.finding.cause
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(1.0003, "0.03% too large"), (0.98, "2.00% too small"), (1.1, "1.1 times as large")],
+)
+def test_a_factor_near_one_is_said_in_percent(factor: float, said: str, baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(2)
+    number = at(baseline, "q", 0, 0)
+    for _ in range(4):
+        residuals = healthy(baseline, random)
+        changed(residuals, number, factor * residuals.said[number])
+        see(judge, residuals)
+    assert said in fired(judge)["P001"].finding.cause
+
+
+def test_what_no_factor_explains_is_not_called_one(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(3)
+    number = at(baseline, "o", 1)
+    for sign in (1, -1, -1, 1, -1, 1):
+        residuals = healthy(baseline, random)
+        changed(residuals, number, residuals.said[number] + sign * 0.4)
+        see(judge, residuals)
+    (alarm,) = judge.alarms()
+    assert alarm.factor is None and fired(judge)["P001"].kind == "o"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
+def test_an_adapter_in_part_is_an_adapters(share: float, baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(4)
+    number = at(baseline, "down", 1)
+    for _ in range(4):
+        residuals = healthy(baseline, random)
+        added = float(random.standard_normal())
+        residuals.adapted[number] = added
+        changed(residuals, number, residuals.said[number] + (share - 1) * added)
+        see(judge, residuals)
+    (one,) = fired(judge).values()
+    assert (one.finding.id, one.kind, one.layers) == ("P006", "lora", (1,))
+
+
+def test_gate_and_up_exchanged_are_said_so(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(5)
+    gate, up = at(baseline, "gate", 1), at(baseline, "up", 1)
+    for _ in range(3):
+        residuals = healthy(baseline, random)
+        a, b = residuals.said[gate], residuals.said[up]
+        changed(residuals, gate, b)
+        changed(residuals, up, a)
+        see(judge, residuals)
+    (one,) = fired(judge).values()
+    assert one.finding.cause.startswith("Gate and up have changed places in layer 1")
+
+
+@pytest.mark.parametrize("part", KINDS)
+def test_each_part_fires_the_rule_of_its_kind_in_its_layer(part: str, baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(6)
+    number = next(n for n, cell in enumerate(baseline.cells) if cell.part == part)
+    if np.isnan(baseline.noise[0, number]):
+        pytest.skip("this model has no such part")
+    residuals = healthy(baseline, random)
+    changed(residuals, number, residuals.said[number] + 1.0)
+    assert see(judge, residuals)
+    (one,) = fired(judge).values()
+    rule = next(rule for rule in RULES if rule.id == one.finding.id)
+    assert one.kind == KINDS[part] and one.kind in rule.kinds
+    assert one.layer == baseline.cells[number].layer
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_begins_where_a_row_meets_it_first(
+    value: float, baseline: Baseline
+) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(7)
+    residuals = healthy(baseline, random)
+    for part, layer in (("down", 1), ("mixer_norm", 2), ("q", 2), ("lm_head", None)):
+        for number, cell in enumerate(baseline.cells):
+            if (cell.part, cell.layer) == (part, layer):
+                changed(residuals, number, value)
+    with np.errstate(invalid="ignore"):
+        see(judge, residuals)
+    (one,) = [one for one in fired(judge).values() if one.finding.id == "P007"]
+    assert (one.kind, one.layers) == ("mlp", (1,))
+
+
+def test_what_was_never_read_is_not_judged(baseline: Baseline) -> None:
+    residuals = healthy(baseline, np.random.default_rng(8))
+    residuals.size[:] = np.nan
+    assert np.isnan(z_of(residuals, baseline.noise[0])).all()
+    judge = Judge(baseline)
+    for rule in verdicts(judge):
+        assert rule.finding.state == "not_evaluable"
+
+
+def test_a_residual_within_the_rounding_of_the_stream_is_none(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(9)
+    number = at(baseline, "o", 0)
+    for _ in range(200):
+        residuals = healthy(baseline, random)
+        residuals.floor[number] = 10.0
+        changed(residuals, number, residuals.said[number] + 10.0 * random.standard_normal())
+        see(judge, residuals)
+    assert not judge.alarms()
+
+
+# --- figures: what depends on texts ---
+
+
+def test_a_request_counts_once_at_its_first_rows(baseline: Baseline) -> None:
+    requests = Requests()
+    values = np.arange(3.0)
+    due = [count for count in range(1, 1_100) if requests.add("a", values + count) is not None]
+    assert due == [4, 64, 1_024]
+
+
+def test_means_are_of_the_rows_that_are_known(baseline: Baseline) -> None:
+    requests = Requests()
+    for number in (1.0, np.nan, 3.0):
+        assert requests.add("a", np.array([number, np.nan])) is None
+    mean = requests.add("a", np.array([np.inf, np.nan]))
+    assert mean is not None and mean[0] == 2.0 and np.isnan(mean[1])
+
+
+def test_only_so_many_requests_are_remembered() -> None:
+    requests = Requests()
+    for number in range(10 * Requests.MOST):
+        requests.add(str(number), np.zeros(2))
+    assert len(requests._open) == Requests.MOST
+
+
+def test_entropies_far_from_every_prompt_are_a_warning_in_their_layers(
+    baseline: Baseline,
+) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(10)
+    number = next(
+        n for n, figure in enumerate(judge.figures) if (figure.name, figure.layer) == ("entropy", 1)
+    )
+    for request in range(8):
+        figures = baseline.usual.mean.copy()
+        figures[number] += 12 * usual.MARGIN * baseline.usual.spread[number]
+        for _ in range(Requests.FIRST):
+            see(judge, healthy(baseline, random), figures, str(request))
+    (one,) = fired(judge).values()
+    assert (one.finding.id, one.layers) == ("P008", (1,))
+    assert one.finding.severity.name == "warning"
+
+
+def test_behind_a_fault_of_the_models_own_what_texts_do_says_nothing(
+    baseline: Baseline,
+) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(11)
+    number = at(baseline, "k", 0, 0)
+    for request in range(8):
+        for _ in range(Requests.FIRST):
+            residuals = healthy(baseline, random)
+            changed(residuals, number, 0.0)
+            see(judge, residuals, baseline.usual.mean + 50.0, str(request))
+    assert set(fired(judge)) == {"P001"}
+    states = {one.finding.id: one.finding.state for one in verdicts(judge)}
+    assert states["P008"] == states["P009"] == "not_evaluable"
+
+
+def test_every_rule_says_why_and_what_to_do() -> None:
+    assert [rule.id for rule in RULES] == [f"P{n:03d}" for n in range(1, 10)]
+    kinds = [kind for rule in RULES for kind in rule.kinds]
+    assert set(KINDS.values()) <= set(kinds) and len(kinds) == len(set(kinds))
+    for rule in RULES:
+        assert rule.why.endswith(".") and rule.fix.endswith(".") and rule.example
