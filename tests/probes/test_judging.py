@@ -245,3 +245,27 @@ def test_every_rule_says_why_and_what_to_do() -> None:
     assert set(KINDS.values()) <= set(kinds) and len(kinds) == len(set(kinds))
     for rule in RULES:
         assert rule.why.endswith(".") and rule.fix.endswith(".") and rule.example
+
+
+@pytest.mark.parametrize(("layers", "findings"), [((1,), 1), ((0, 2), 2)])
+def test_a_kind_in_few_layers_is_a_finding_of_each(
+    layers: tuple[int, ...], findings: int, baseline: Baseline
+) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(12)
+    residuals = healthy(baseline, random)
+    for layer in layers:
+        changed(residuals, at(baseline, "mlp_norm", layer), 50.0)
+    see(judge, residuals)
+    found = [one for one in verdicts(judge) if one.finding.state == "fired"]
+    assert [one.layer for one in found] == list(layers) and len(found) == findings
+
+
+def test_a_kind_in_many_layers_is_one_finding() -> None:
+    from ullage.probes.judging import Alarm
+    from ullage.probes.verdicts import of_alarms
+
+    alarms = [Alarm(Cell("mixer_norm", layer), 90.0, 1, 1) for layer in range(7)]
+    found = [
+        one for one in of_alarms(alarms, 1, lambda _: False, {}) if one.finding.state == "fired"
+    ]
+    assert [(one.kind, one.layers) for one in found] == [("norm", tuple(range(7)))]

@@ -137,6 +137,30 @@ def test_a_scaling_of_angles_that_is_missing_is_found(
     assert {kind for kind, _ in found.places} == {"rope"}
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_step_that_is_given_other_positions_is_found(
+    family: str,
+    healthy: Callable[[str, str], tuple[Engine, Baseline]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the tables: the numbers that index them."""
+    from dataclasses import replace
+
+    from ullage.engine import engine as module
+
+    build = module.build_batch
+
+    def wrong(*given: Any) -> Any:
+        batch = build(*given)
+        return replace(batch, positions_T=batch.positions_T + 1)
+
+    engine, baseline = healthy(family, "torch")
+    monkeypatch.setattr(module, "build_batch", wrong)
+    found = judged(engine, baseline)
+    kinds = {kind for kind, _ in found.places}
+    assert kinds == ({"rope"} if family == "llama" else {"embedding"})
+
+
 @pytest.mark.parametrize("window", [None, 23], ids=["ignored", "off by one"])
 def test_another_window_is_found_once_there_is_more_than_it_shows(
     window: int | None, healthy: Callable[[str, str], tuple[Engine, Baseline]]

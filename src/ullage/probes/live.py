@@ -89,7 +89,9 @@ class LiveReader:
         self, batch: Batch, taps: Taps, number: int, where: int, logits_SV: torch.Tensor
     ) -> LiveReading:
         at, form = taps.rows[number], self.form
-        token_id, position = int(batch.token_ids_T[at]), int(batch.positions_T[at])
+        # Where the row stands is told by what its sequence holds, not by what the step was given.
+        span = _span_of(batch, at)
+        token_id, position = int(batch.token_ids_T[at]), span.context - 1
         request = (*batch.sampled, *batch.proved)[where]
         row = row_of(taps, number, logits_SV[where], token_id, position)
         turned_LO = row.places["turned"]
@@ -100,7 +102,7 @@ class LiveReader:
             # they are as they were.
             queries = turned(torch.from_numpy(queries.copy())).numpy()
             turned_LO[:, :mixed] = queries.reshape(form.layers, mixed)
-        found = self._reader.read(_span_of(batch, at), queries)
+        found = self._reader.read(span, queries)
         row = replace(
             row,
             adapter=None if request.lora is None else request.lora.name,

@@ -21,6 +21,8 @@ _RELOAD = (
     "files (`ullage probe compare`), then suspect the machine's memory or arithmetic."
 )
 _LITTLE = 0.05
+_MANY_LAYERS = 4
+"""More layers of one kind are one fault: an option, a formula, a machine."""
 _NEAR = 0.02
 """So near to a whole explanation (not there at all, wholly there) counts as it."""
 
@@ -63,7 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "P004", "attention over the cache", Severity.error, ("attention",),
         "Attention computed again from the same cache must be what the engine computed: else a "
-        "kernel, a mask, a scale or a block table is wrong.",
+        "kernel, a mask or a scale is wrong.",
         "Start with another attention path (`--attention gathered`); report the model and options.",
         "scores scaled by 1/head_dim instead of its root",
     ),
@@ -188,7 +190,7 @@ def _kind(alarm: Alarm) -> str:
 def _groups(
     rule: Rule, own: Sequence[Alarm], usual: Sequence[Alarm]
 ) -> list[tuple[str, list[Alarm]]]:
-    """Alarms of a rule by kind and layer; one group where every layer of a kind has the same."""
+    """Alarms of a rule by kind and layer; one group of a kind that stands in many layers."""
     if rule.id == "P007":
         broken = [one for one in own if _kind(one) == "not_finite"]
         return [("not_finite", broken)] if broken else []
@@ -197,12 +199,14 @@ def _groups(
         kind = _kind(one)
         if kind in rule.kinds:
             by.setdefault((kind, one.at.layer), []).append(one)
-    merged: dict[str, list[Alarm]] = {}
-    if rule.id in ("P003", "P006", "P008", "P009"):
-        for (kind, _), alarms in by.items():
-            merged.setdefault(kind, []).extend(alarms)
-        return list(merged.items())
-    return [(kind, alarms) for (kind, _), alarms in by.items()]
+    groups: list[tuple[str, list[Alarm]]] = []
+    for kind in dict.fromkeys(kind for kind, _ in by):
+        own_layers = [alarms for (of, _), alarms in by.items() if of == kind]
+        if rule.id in ("P003", "P006", "P008", "P009") or len(own_layers) > _MANY_LAYERS:
+            groups.append((kind, [one for alarms in own_layers for one in alarms]))
+        else:
+            groups += [(kind, alarms) for alarms in own_layers]
+    return groups
 
 
 def _fired(rule: Rule, group: tuple[str, list[Alarm]], exchanged: Callable[[int], bool]) -> Located:
