@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from tests.engine.families import write_model
 from tests.engine.references import load_reference
 from ullage.anatomy import load
 from ullage.cli.main import main
@@ -186,6 +189,28 @@ def test_a_head_is_its_rows_of_q_and_its_columns_of_o(family_dir: Family) -> Non
     (qkv,), (output,) = layer.qkv.tensors, layer.output.tensors
     assert q.weight.data_ptr() == qkv[32:].data_ptr() and q.weight.shape == (16, 64)
     assert o.weight.data_ptr() == output[:, 32:].data_ptr() and o.weight.shape == (64, 16)
+
+
+@given(st.sampled_from(LADDERS["scale"]), st.sampled_from(["", ".head.0"]))
+def test_scores_grow_alike_by_their_queries_and_by_their_keys(step: float, head: str) -> None:
+    """q·k is as much larger whichever of the two is; of one head where each has its own keys."""
+    runner, by_name = _equal_heads()
+    moved = []
+    for part in ("q", "k"):
+        with changed(by_name[f"layers.1.{part}{head}"], "scale", step, seed=0):
+            moved.append(runner.moved(1))
+    q, k = moved
+    assert q.logprob_nats == pytest.approx(k.logprob_nats, rel=1e-2, abs=1e-6)
+    assert q.entropy_nats == pytest.approx(k.entropy_nats, rel=1e-2, abs=1e-6)
+    assert q.entropy_nats
+
+
+@cache
+def _equal_heads() -> tuple[Runner, dict[str, Target]]:
+    with TemporaryDirectory() as directory:
+        decoder = decoder_of(write_model("llama-tied-mha", Path(directory)))
+    names = ("layers.1.*", "layers.1.*.head.*")
+    return Runner(decoder, Prompts(PROMPTS)), {one.name: one for one in targets(decoder, names)}
 
 
 # --- the plan ------------------------------------------------------------------------------------
