@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,13 +19,14 @@ from safetensors.torch import load_file, save_file
 from tests.engine.families import write_model
 from tests.engine.references import load_reference
 from ullage.anatomy import load
+from ullage.cli import probe_sensitivity
 from ullage.cli.main import main
 from ullage.engine.linear import FloatLinear
 from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 from ullage.errors import BadUsage
 from ullage.probes import sensitivity_changes as changes
-from ullage.probes.sensitivity import Sensitivity, read, spread
+from ullage.probes.sensitivity import DEFAULT_BUDGET, Sensitivity, read, spread
 from ullage.probes.sensitivity_changes import LADDERS, PERTURBATIONS, Target, changed, targets
 from ullage.probes.sensitivity_pass import Moved, Prompts, Runner, apart, run
 
@@ -333,6 +335,15 @@ def test_bad_flags_are_one_sentence(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.strip().count("\n") == 0
+
+
+def test_the_flags_say_what_the_probe_takes_for_itself() -> None:
+    """They are written twice, so that the help starts without torch."""
+    parser = argparse.ArgumentParser()
+    probe_sensitivity.add_arguments(parser)
+    args = parser.parse_args(["model"])
+    assert args.perturb == PERTURBATIONS == tuple(LADDERS)
+    assert args.budget == DEFAULT_BUDGET
 
 
 def test_answers_that_are_not_finite_are_refused(family_dir: Family, tmp_path: Path) -> None:
