@@ -112,18 +112,31 @@ def test_a_drain_under_load_loses_nothing(launched: Servers) -> None:
     assert server.http.post("/ullage/drain").json() == {"draining": True, "in_flight": 0}
 
 
-def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -> None:
+def test_a_cancel_and_a_drain_reach_every_engine(launched: Servers) -> None:
     """Two API processes before two data-parallel engines; connections meet either process."""
     flags = ("--api-server-count", "2", "--data-parallel-size", "2", "--max-num-seqs", "8")
     server = launched.start((*flags, "--num-gpu-blocks-override", "1025"), {**ON, **DEV})
     eventually(lambda: server.said().count("Application startup complete") == 2)
-    running = server.streams([prompt_of(number, 20) for number in range(8)], 1000)
+    running = server.streams([prompt_of(number, 20) for number in range(8)], 1500)
+    server.resume()  # each engine begins by itself
+    eventually(lambda: all(stream.tokens for stream in running))
+    server.pause()
+    assert not any(stream.ended for stream in running)
     report = server.kv()
     assert {holder["engine"] for holder in report["holders"]} == {0, 1}
     assert report["num_blocks"] == 2 * 1024
+    ended = server.http.post("/ullage/cancel_oldest", params={"percent": 30}).json()
+    assert len(ended["request_ids"]) == 3  # of 8
+    assert ended["freed_bytes"] == ended["promised_bytes"] > 0
+    for engine in (0, 1):
+        # Ages of two engines are of two instants.
+        mine = [one for one in report["holders"] if one["engine"] == engine]
+        by_age = [one["request_id"] for one in sorted(mine, key=lambda one: -one["age_s"])]
+        num_ended = len(set(by_age) & set(ended["request_ids"]))
+        assert set(by_age[:num_ended]) <= set(ended["request_ids"])
     answer = server.http.post("/ullage/drain")
     assert (answer.status_code, answer.json()["draining"]) == (202, True)
-    eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 8)
+    eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 5)
     server.resume()
     for _ in range(20):
         # A new connection each: the kernel spreads them over the processes.
@@ -132,7 +145,8 @@ def test_a_drain_reaches_every_api_process_and_every_engine(launched: Servers) -
             assert stranger.post(f"{server.url}/v1/completions", json=body).status_code == 503
     for stream in running:
         stream.wait()
-        assert (stream.reason, stream.tokens) == ("length", 1000)
+    assert sorted(str(stream.reason) for stream in running) == ["abort"] * 3 + ["length"] * 5
+    assert all(stream.tokens == 1500 for stream in running if stream.reason == "length")
     eventually(lambda: server.http.get("/ullage/drain").json()["in_flight"] == 0)
     text = server.http.get("/metrics").text
     for engine in (0, 1):
