@@ -63,6 +63,32 @@ def test_normal_residuals_of_the_known_size_raise_nothing(baseline: Baseline) ->
     assert not judge.alarms() and not fired(judge)
 
 
+def test_what_was_healthy_before_does_not_hide_a_factor(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(12)
+    number = at(baseline, "q", 1, 2)
+    for _ in range(200):
+        see(judge, healthy(baseline, random))
+    for _ in range(3):
+        residuals = healthy(baseline, random)
+        changed(residuals, number, 4.0 * residuals.said[number])
+        see(judge, residuals)
+    (alarm,) = judge.alarms()
+    assert alarm.factor == pytest.approx(4.0, abs=1e-6)
+
+
+def test_of_one_row_nothing_is_explained(baseline: Baseline) -> None:
+    """One residual is some multiple of whatever stands beside it, an adapter's part included."""
+    judge, random = Judge(baseline), np.random.default_rng(13)
+    residuals = healthy(baseline, random)
+    number = at(baseline, "q", 1, 2)
+    residuals.adapted[number] = 0.7
+    changed(residuals, number, 1.3 * residuals.said[number])
+    see(judge, residuals)
+    (alarm,) = judge.alarms()
+    assert alarm.factor is None and alarm.adapter_share is None
+    assert fired(judge)["P001"].kind == "q"
+
+
 @pytest.mark.parametrize("factor", [4.0, 0.0, 0.5, -1.0])
 def test_an_output_times_a_factor_is_said_so(factor: float, baseline: Baseline) -> None:
     judge, random = Judge(baseline), np.random.default_rng(2)

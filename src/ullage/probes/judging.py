@@ -22,6 +22,10 @@ MARGIN = 3.0
 """A residual counts in units of three times what the baseline's prompts showed."""
 _KEEP = 0.9
 """How much of what explains a residual is kept at each further reading."""
+_LEAST_EXPLAINED = 3
+"""Rows that an explanation needs: one is explained by anything."""
+_NOTHING = 0.02
+"""So near to no output at all one row is enough."""
 _SURE = 0.98
 """Share of a residual that an explanation must explain."""
 
@@ -62,6 +66,8 @@ class Judge:
         self._since = np.zeros(len(self._most), np.int64)
         # Running sums that explain a residual: by what was said, by an adapter's part of it.
         self._sums = {name: np.zeros(self._num_cells) for name in ("rr", "rs", "ss", "ra", "aa")}
+        self._explained = np.zeros(self._num_cells, np.int64)
+        self._layers = np.array([-1 if c.layer is None else c.layer for c in self.cells])
         self._last: Residuals | None = None
 
     def see(
@@ -76,7 +82,7 @@ class Judge:
         rising = alarms & ~before
         self._since[rising] = self.rows
         self._most = np.where(alarms, np.fmax(self._most, np.abs(z)), 0.0)
-        self._explain(residuals)
+        self._explain(residuals, rising[: self._num_cells])
         self._last = residuals
         return bool(rising.any())
 
@@ -85,7 +91,9 @@ class Judge:
         known = self.baseline.usual
         return self._nothing if mean is None else usual.z_of(mean, known.mean, known.spread)
 
-    def _explain(self, found: Residuals) -> None:
+    def _explain(self, found: Residuals, rising: NDArray[np.bool_]) -> None:
+        """What was before the fault explains nothing of it: where one rises, sums begin anew."""
+        self._explained = np.where(rising, 0, self._explained) + ~np.isnan(found.size)
         with np.errstate(invalid="ignore", over="ignore"):
             off, unit = found.made - found.said, found.size + 1e-30
             parts = {
@@ -97,7 +105,7 @@ class Judge:
             }
             for name, values in parts.items():
                 kept = np.where(np.isfinite(values), values, 0.0)
-                self._sums[name] = _KEEP * self._sums[name] + kept
+                self._sums[name] = np.where(rising, 0.0, _KEEP * self._sums[name]) + kept
 
     def judged(self) -> frozenset[str]:
         """Kinds of which at least one cell has been held against the baseline so far."""
@@ -132,20 +140,27 @@ class Judge:
 
     def _factor(self, number: int) -> float | None:
         """made = factor · said, where that explains nearly all of the residual."""
-        sums = {name: float(values[number]) for name, values in self._sums.items()}
-        if sums["ss"] <= 0 or sums["rr"] <= 0:
-            return None
-        if sums["rs"] ** 2 < _SURE * sums["rr"] * sums["ss"]:
-            return None
-        return 1 + sums["rs"] / sums["ss"]
+        return self._share(np.array([number]), "rs", "ss")
 
     def _adapter_share(self, number: int) -> float | None:
-        sums = {name: float(values[number]) for name, values in self._sums.items()}
-        if sums["aa"] <= 0 or sums["rr"] <= 0:
+        """How much of the adapter's part is there, where that explains it.
+
+        Of all cells of the layer that stand at an alarm together: one of them alone is soon
+        explained by anything, and an adapter that is not whole is seldom so at one place.
+        """
+        if self._sums["aa"][number] <= 0:
             return None
-        if sums["ra"] ** 2 < _SURE * sums["rr"] * sums["aa"]:
+        standing = self._detectors.alarms[: self._num_cells] & (self._sums["aa"] > 0)
+        layer = self.cells[number].layer
+        return self._share(np.flatnonzero(standing & (self._layers == layer)), "ra", "aa")
+
+    def _share(self, numbers: NDArray[np.int64], product: str, square: str) -> float | None:
+        rr, along, own = (float(self._sums[n][numbers].sum()) for n in ("rr", product, square))
+        if own <= 0 or rr <= 0 or along**2 < _SURE * rr * own:
             return None
-        return 1 + sums["ra"] / sums["aa"]
+        share = 1 + along / own
+        told = self._explained[numbers].sum() >= _LEAST_EXPLAINED or abs(share) < _NOTHING
+        return share if told else None
 
     def exchanged(self, layer: int) -> bool:
         """Whether gate gives what up should, and up what gate should, in the last row."""
