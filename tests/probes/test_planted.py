@@ -225,6 +225,36 @@ def test_what_is_not_finite_is_traced_to_where_it_begins(
     assert (one.kind, one.layers) == (kind, () if outside else (LAYER,))
 
 
+@pytest.mark.parametrize("bit", range(20, 32))
+@pytest.mark.parametrize("place", ["o", "up", "down", "q", "norm"])
+@pytest.mark.parametrize("way", ["float32", "torch"])
+def test_a_flipped_bit_is_named_where_it_is_and_nowhere_else(
+    place: str, bit: int, way: str, healthy: Callable[[str, str], tuple[Engine, Baseline]]
+) -> None:
+    """Mantissa, exponent or sign: also where it makes numbers whose squares are infinite."""
+    from tests.probes.planting import flip_bit
+
+    engine, baseline = healthy("llama", way)
+    layer = engine.decoder.layers[LAYER]
+    qkv, output, gate_up, down = layer.linears
+    norm = layer.mixer_norm
+    assert norm is not None and norm.weight is not None
+    tensors: dict[str, tuple[Any, tuple[int, ...], str]] = {
+        "q": (qkv, (5, 7), "q"), "o": (output, (5, 7), "o"), "up": (gate_up, (100, 7), "mlp"),
+        "down": (down, (5, 7), "mlp"), "norm": (norm, (9,), "norm"),
+    }  # fmt: skip
+    holder, index, kind = tensors[place]
+    with changed(*holder.tensors):
+        flip_bit(holder.tensors[0], index, bit)
+        found = judged(engine, baseline)
+        if not found.rows:
+            # The engine ends a request whose logits are no numbers: it has its first row only.
+            found = judged(engine, baseline, every=1)
+            assert (kind, (LAYER,)) in found.places
+            return
+    assert found.places == {(kind, (LAYER,))}
+
+
 def test_a_cache_that_is_changed_between_steps_is_not_seen_in_products(
     healthy: Callable[[str, str], tuple[Engine, Baseline]],
 ) -> None:

@@ -7,7 +7,7 @@ numpy over all layers at once; how large a residual may be is `baseline`'s and `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,8 @@ _GROUP = 64
 """Inputs that share a scale where activations are rounded to int8 (`kernels.llvm.GROUP`)."""
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _FLOAT32_ROUNDING = 2.0**-24
+_FLOAT32_MOST = float(np.finfo(np.float32).max)
+_TAME = 1e15
 _TINY = 1e-30
 # Of a norm's output in one channel: below so much of the row's rms its own digits do not count.
 _NORM_FLOOR = 1e-3
@@ -162,6 +164,9 @@ class Relations:
 
     def of(self, row: Row) -> Residuals:
         """All residuals of one row; in machine code where there is numba, but for adapters."""
+        if not _is_tame(row):
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self.in_numpy(_in_float64(row))
         if self._compiled is not None and row.adapter is None:
             return self._compiled.of(row)
         return self.in_numpy(row)
@@ -389,6 +394,8 @@ def _norm(
     at = np.arange(len(worst))
     made, said = out_LE[at, worst].astype(np.float64), wanted[at, worst]
     ones, zeros = np.ones(len(worst)), np.zeros(len(worst))
+    # Where squares do not fit float32 a healthy norm gives anything: it is not looked at.
+    ones[(wide**2).sum(-1) > _FLOAT32_MOST] = np.nan
     return Part(name, off[at, worst], ones, zeros, made, said, zeros, worst.astype(np.int64))
 
 
@@ -401,10 +408,21 @@ def _applied(sums: Numbers, x_LI: Numbers) -> Numbers:
     return summed
 
 
+def _is_tame(row: Row) -> bool:
+    """Whether the residual is finite, with squares that no sum of them makes infinite."""
+    return all(float(np.abs(row.places[place]).max()) < _TAME for place in ("x", "middle"))
+
+
+def _in_float64(row: Row) -> Row:
+    """The same, in which squares of every float32 number are finite."""
+    places: Mapping[str, Numbers] = {n: v.astype(np.float64) for n, v in row.places.items()}
+    return replace(row, places=places, logits_V=row.logits_V.astype(np.float64))
+
+
 def _rounded(x_LI: Floats) -> Floats:
     """To int8 by groups, as `kernels.elementwise.quantize` does it, in its float32 bits."""
     short = -x_LI.shape[-1] % _GROUP
-    padded = np.pad(x_LI, [(0, 0)] * (x_LI.ndim - 1) + [(0, short)])
+    padded = np.pad(x_LI.astype(np.float32), [(0, 0)] * (x_LI.ndim - 1) + [(0, short)])
     groups = padded.reshape(*x_LI.shape[:-1], -1, _GROUP)
     largest = np.abs(groups).max(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
