@@ -16,9 +16,9 @@ from tests.engine.families import FAMILIES, VARIATIONS
 from tests.probes.planting import PROMPTS, read_all, tappable
 from ullage.engine.linear import Int8Linear
 from ullage.engine.options import EngineOptions
-from ullage.probes import relations as module
 from ullage.probes import sketch as sketches
 from ullage.probes.live import LiveReading
+from ullage.probes.relation_sums import rounded
 from ullage.probes.relations import KINDS, Relations, cells
 
 FLOAT32 = 2.0**-24
@@ -111,7 +111,7 @@ def test_an_int8_product_is_held_to_what_it_really_multiplies(
     linear = Int8Linear(torch.randn(8, width, generator=random))
     whole_OI = linear.weight_OI[:, :width].double() * linear.scales_O[:, None].double()
     made_O = linear(x_I[None])[0].double()
-    taken_I = torch.from_numpy(module._rounded(x_I.numpy()[None])[0]).double()
+    taken_I = torch.from_numpy(rounded(x_I.numpy()[None])[0]).double()
     size = float((whole_OI.abs() @ taken_I.abs()).max()) + 1e-30
     assert float((whole_OI @ taken_I - made_O).abs().max()) < 1e-6 * size
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,23 +17,27 @@ from numpy.typing import NDArray
 from ullage.engine.kernels.compiling import available
 from ullage.engine.model.layer import ACTIVATIONS
 from ullage.engine.taps import PLACES, Taps
+from ullage.probes.relation_sums import (
+    TINY,
+    Numbers,
+    Part,
+    applied,
+    by_group,
+    length,
+    norm_part,
+    part_of,
+    rotated,
+    rounded,
+    sizes,
+    unread,
+)
 from ullage.probes.sketch import AdapterSketch, Doubles, Floats, Form, Sketch, signs
 
 if TYPE_CHECKING:
     from ullage.probes.relations_compiled import CompiledRelations
 
-Numbers = NDArray[Any]
-"""float32 or float64."""
-
-_GROUP = 64
-"""Inputs that share a scale where activations are rounded to int8 (`kernels.llvm.GROUP`)."""
-_SMALLEST_NORMAL = np.float32(2.0**-126)
 _FLOAT32_ROUNDING = 2.0**-24
-_FLOAT32_MOST = float(np.finfo(np.float32).max)
 _TAME = 1e15
-_TINY = 1e-30
-# Of a norm's output in one channel: below so much of the row's rms its own digits do not count.
-_NORM_FLOOR = 1e-3
 
 KINDS: Mapping[str, str] = {
     "embedding": "embedding",
@@ -148,7 +152,7 @@ class Relations:
         self.signs_vocab = signs(form.vocab, "vocab")
         self.signs_heads = signs((form.heads + 2 * form.kv_heads) * form.head_dim, "heads")
         self.squares = {
-            name: _by_group(getattr(sketch, name))
+            name: by_group(getattr(sketch, name))
             for name in ("heads_LHI", "o_LI", "gate_LI", "up_LI", "down_LI", "head_E")
         }
 
@@ -193,7 +197,7 @@ class Relations:
         rounding = self.rounding_of(row)
         stream_L = rounding * np.linalg.norm(middle_LE, axis=1)
         yield self._embedding(row)
-        yield _norm(
+        yield norm_part(
             "mixer_norm", form, x_LE[:-1], at["normed"][:-1], sketch.mixer_norm_LE,
             sketch.mixer_norm_bias_LE,
         )  # fmt: skip
@@ -202,7 +206,7 @@ class Relations:
         yield self._attention(row)
         made: Numbers = (middle_LE - x_LE[:-1]) @ self.signs_hidden
         yield self.product("o", at["mixed"], made, stream_L, adapter, unknown)
-        yield _norm(
+        yield norm_part(
             "mlp_norm", form, middle_LE, at["mlp_normed"], sketch.mlp_norm_LE,
             sketch.mlp_norm_bias_LE,
         )  # fmt: skip
@@ -210,14 +214,14 @@ class Relations:
             made = at["gate"] @ self.signs_inner
             yield self.product("gate", at["mlp_normed"], made, 0.0, adapter, unknown)
         else:
-            yield _unread("gate", (form.layers,))
+            yield unread("gate", (form.layers,))
         made = at["up"] @ self.signs_inner
         yield self.product("up", at["mlp_normed"], made, 0.0, adapter, unknown)
         yield self.activation(at)
         last_L = rounding * np.linalg.norm(x_LE[1:], axis=1)
         made = (x_LE[1:] - middle_LE) @ self.signs_hidden
         yield self.product("down", at["hidden"], made, stream_L + last_L, adapter, unknown)
-        yield _norm(
+        yield norm_part(
             "final_norm", form, x_LE[-1:], at["normed"][-1:], sketch.final_norm_E[None],
             sketch.final_norm_bias_E[None],
         )  # fmt: skip
@@ -234,26 +238,26 @@ class Relations:
         said = self.embedded(row)
         size = float(np.linalg.norm(x_E))
         floor = self.rounding_of(row) * size
-        return _part("embedding", float(x_E @ self.signs_hidden), said, size, floor)
+        return part_of("embedding", float(x_E @ self.signs_hidden), said, size, floor)
 
     def _heads(
         self, at: Mapping[str, Numbers], adapter: AdapterSketch | None, unknown: bool
     ) -> Iterator[Part]:
         form, normed_LE = self.form, at["normed"][:-1]
         made_LH = (at["qkv"] * self.signs_heads).reshape(form.layers, -1, form.head_dim).sum(-1)
-        said_LH = _applied(self.sketch.heads_LHI, self._taken(normed_LE))
+        said_LH = applied(self.sketch.heads_LHI, self._taken(normed_LE))
         said_LH = said_LH + self.sketch.heads_bias_LH
         adapted_LH = np.zeros_like(said_LH)
         if adapter is not None:
-            adapted_LH = _applied(adapter.heads_LHI, normed_LE)
-        size_LH = _size(self.squares["heads_LHI"], normed_LE)
+            adapted_LH = applied(adapter.heads_LHI, normed_LE)
+        size_LH = sizes(self.squares["heads_LHI"], normed_LE)
         if unknown:
             size_LH = np.full_like(size_LH, np.nan)
         first = 0
         for part, count in (("q", form.heads), ("k", form.kv_heads), ("v", form.kv_heads)):
             own = slice(first, first + count)
             first += count
-            yield _part(
+            yield part_of(
                 part, made_LH[:, own], said_LH[:, own] + adapted_LH[:, own], size_LH[:, own],
                 adapted=adapted_LH[:, own],
             )  # fmt: skip
@@ -263,19 +267,19 @@ class Relations:
         adapter: AdapterSketch | None, unknown: bool,
     ) -> Part:  # fmt: skip
         name = f"{part}_LI"
-        said_L = _applied(getattr(self.sketch, name), self._taken(x_LI))
+        said_L = applied(getattr(self.sketch, name), self._taken(x_LI))
         said_L = said_L + getattr(self.sketch, f"{part}_bias_L")
         adapted_L = np.zeros_like(said_L)
         if adapter is not None:
-            adapted_L = _applied(getattr(adapter, name), x_LI)
-        size_L = _size(self.squares[name], x_LI)
+            adapted_L = applied(getattr(adapter, name), x_LI)
+        size_L = sizes(self.squares[name], x_LI)
         if unknown:
             size_L = np.full_like(size_L, np.nan)
-        return _part(part, made_L, said_L + adapted_L, size_L, floor, adapted_L)
+        return part_of(part, made_L, said_L + adapted_L, size_L, floor, adapted_L)
 
     def _taken(self, x_LI: Numbers) -> Numbers:
         """What a product takes for its input: of int8 weights what that is rounded to."""
-        return _rounded(x_LI) if self.form.rounds_inputs else x_LI
+        return rounded(x_LI) if self.form.rounds_inputs else x_LI
 
     def _turn(self, row: Row) -> Iterator[Part]:
         """Queries and keys after their norms and the rotation, against those computed anew."""
@@ -287,18 +291,18 @@ class Relations:
         wanted = self._normed_heads(before)
         lengths = np.linalg.norm(after, axis=(1, 2))
         if self.sketch.q_norm_LD.shape[-1] == 0:
-            yield _unread("head_norm", (form.layers,))
+            yield unread("head_norm", (form.layers,))
         else:
             # A rotation leaves the length of every head as it was.
             made, said = (np.linalg.norm(one, axis=2) for one in (after, self._factors(wanted)))
-            yield _part("head_norm", _length(made - said), 0.0, _length(made))
+            yield part_of("head_norm", length(made - said), 0.0, length(made))
         for number, turning in enumerate(self.sketch.turnings):
             layers = [at for at, of in enumerate(form.rope_of) if of == number]
             angles = row.position * turning.frequencies
             cos, sin = np.cos(angles) * turning.factor, np.sin(angles) * turning.factor
-            wanted[layers] = _rotated(wanted[layers], cos, sin, turning.interleaved)
+            wanted[layers] = rotated(wanted[layers], cos, sin, turning.interleaved)
         off = np.sqrt(((after - wanted) ** 2).sum(axis=(1, 2)))
-        yield _part("rope", off, 0.0, lengths)
+        yield part_of("rope", off, 0.0, lengths)
 
     def _normed_heads(self, heads_LCD: Doubles) -> Doubles:
         form, sketch = self.form, self.sketch
@@ -323,10 +327,10 @@ class Relations:
     def _attention(self, row: Row) -> Part:
         form = self.form
         if row.attended is None:
-            return _unread("attention", (form.layers, form.heads))
+            return unread("attention", (form.layers, form.heads))
         mixed = row.places["mixed"].reshape(form.layers, form.heads, form.head_dim)
         off = np.linalg.norm(mixed - row.attended, axis=-1)
-        return _part("attention", off, 0.0, np.linalg.norm(row.attended, axis=-1) + _TINY)
+        return part_of("attention", off, 0.0, np.linalg.norm(row.attended, axis=-1) + TINY)
 
     def activation(self, at: Mapping[str, Numbers]) -> Part:
         up_LF, hidden_LF = at["up"], at["hidden"]
@@ -336,76 +340,18 @@ class Relations:
         else:
             wanted = activation(torch.from_numpy(up_LF.copy())).numpy()
         off = np.linalg.norm(hidden_LF - wanted, axis=-1)
-        return _part("activation", off, 0.0, np.linalg.norm(wanted, axis=-1) + _TINY)
+        return part_of("activation", off, 0.0, np.linalg.norm(wanted, axis=-1) + TINY)
 
     def _head(self, row: Row) -> Part:
         if self.form.logit_cap is not None:
-            return _unread("lm_head", (1,))
+            return unread("lm_head", (1,))
         normed = row.places["normed"][-1]
         said = float(self.sketch.head_E @ self._taken(normed)) + self.sketch.head_bias
-        size = float(_size(self.squares["head_E"], normed))
+        size = float(sizes(self.squares["head_E"], normed))
         scale = self.form.logit_scale
-        return _part(
+        return part_of(
             "lm_head", float(row.logits_V @ self.signs_vocab), said * scale, size * abs(scale)
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    name: str
-    residual: Doubles
-    size: Doubles
-    floor: Doubles
-    made: Doubles
-    said: Doubles
-    adapted: Doubles
-    channels: NDArray[np.int64]
-
-
-def _part(
-    name: str, made: object, said: object, size: object, floor: object = 0.0, adapted: object = 0.0
-) -> Part:
-    wide = np.atleast_1d(np.asarray(made, np.float64))
-    rest = [np.broadcast_to(np.asarray(one, np.float64), wide.shape) for one in (said, size)]
-    more = [np.broadcast_to(np.asarray(one, np.float64), wide.shape) for one in (floor, adapted)]
-    nowhere = np.full(wide.shape, -1, np.int64)
-    return Part(name, np.abs(wide - rest[0]), rest[1], more[0], wide, rest[0], more[1], nowhere)
-
-
-def _unread(name: str, shape: tuple[int, ...]) -> Part:
-    return _part(name, np.zeros(shape), 0.0, np.nan)
-
-
-def _norm(
-    name: str, form: Form, x_LE: Numbers, out_LE: Numbers, weight_LE: Numbers, bias_LE: Numbers
-) -> Part:
-    """The channel that is furthest from x·w/rms (+ b), in parts of what it should be."""
-    wide = x_LE.astype(np.float64)
-    if form.norm_kind == "layer":
-        wide = wide - wide.mean(-1, keepdims=True)
-    hat = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + form.norm_eps)
-    scaled = hat * weight_LE
-    wanted = scaled + bias_LE
-    rms = np.sqrt((wanted**2).mean(-1, keepdims=True))
-    sizes = np.abs(scaled) + np.abs(bias_LE) + _NORM_FLOOR * rms + _TINY
-    off = np.abs(out_LE - wanted) / sizes
-    # NaN is the largest of all.
-    worst = np.argmax(np.where(np.isnan(off), np.inf, off), axis=-1)
-    at = np.arange(len(worst))
-    made, said = out_LE[at, worst].astype(np.float64), wanted[at, worst]
-    ones, zeros = np.ones(len(worst)), np.zeros(len(worst))
-    # Where squares do not fit float32 a healthy norm gives anything: it is not looked at.
-    ones[(wide**2).sum(-1) > _FLOAT32_MOST] = np.nan
-    return Part(name, off[at, worst], ones, zeros, made, said, zeros, worst.astype(np.int64))
-
-
-def _applied(sums: Numbers, x_LI: Numbers) -> Numbers:
-    """r·W of each layer times x: [layers, …, in] × [layers, in] → [layers, …]."""
-    if sums.ndim == 3:
-        heads: Numbers = np.matmul(sums, x_LI[:, :, None])[..., 0]
-        return heads
-    summed: Numbers = np.einsum("li,li->l", sums, x_LI)
-    return summed
 
 
 def _is_tame(row: Row) -> bool:
@@ -417,54 +363,3 @@ def _in_float64(row: Row) -> Row:
     """The same, in which squares of every float32 number are finite."""
     places: Mapping[str, Numbers] = {n: v.astype(np.float64) for n, v in row.places.items()}
     return replace(row, places=places, logits_V=row.logits_V.astype(np.float64))
-
-
-def _rounded(x_LI: Floats) -> Floats:
-    """To int8 by groups, as `kernels.elementwise.quantize` does it, in its float32 bits."""
-    short = -x_LI.shape[-1] % _GROUP
-    padded = np.pad(x_LI.astype(np.float32), [(0, 0)] * (x_LI.ndim - 1) + [(0, short)])
-    groups = padded.reshape(*x_LI.shape[:-1], -1, _GROUP)
-    largest = np.abs(groups).max(-1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        whole = np.rint(groups * (np.float32(127) / largest)) * (largest / np.float32(127))
-    whole = np.where(largest < _SMALLEST_NORMAL, np.float32(0), whole)
-    found: Floats = np.where(np.isfinite(largest), whole, np.float32(np.nan))
-    return found.reshape(padded.shape)[..., : x_LI.shape[-1]]
-
-
-def _by_group(sums: Numbers) -> Numbers:
-    """Sums of squares over groups of inputs."""
-    short = -sums.shape[-1] % _GROUP
-    padded = np.pad(sums, [(0, 0)] * (sums.ndim - 1) + [(0, short)])
-    squares: Numbers = (padded.reshape(*sums.shape[:-1], -1, _GROUP) ** 2).sum(-1)
-    return squares
-
-
-def _size(squares: Numbers, x_LI: Numbers) -> Numbers:
-    """√Σ (largest input of a group)² · Σ of the group's squares: what rounding is a share of."""
-    short = -x_LI.shape[-1] % _GROUP
-    padded = np.pad(x_LI, [(0, 0)] * (x_LI.ndim - 1) + [(0, short)])
-    largest: Numbers = np.abs(padded.reshape(*x_LI.shape[:-1], -1, _GROUP)).max(-1) ** 2
-    if squares.ndim == 3:
-        total: Numbers = np.matmul(squares, largest[:, :, None])[..., 0]
-    else:
-        total = (squares * largest).sum(-1)
-    return np.sqrt(total) + np.float32(_TINY)
-
-
-def _length(values: Numbers) -> Numbers:
-    return np.asarray(np.linalg.norm(values, axis=-1))
-
-
-def _rotated(heads: Doubles, cos: Doubles, sin: Doubles, interleaved: bool) -> Doubles:
-    """Pairs of the first dimensions turned; see `positions.rope.rotate`."""
-    found, pairs = heads.copy(), len(cos)
-    if interleaved:
-        a, b = heads[..., 0 : 2 * pairs : 2], heads[..., 1 : 2 * pairs : 2]
-        found[..., 0 : 2 * pairs : 2] = a * cos - b * sin
-        found[..., 1 : 2 * pairs : 2] = b * cos + a * sin
-        return found
-    a, b = heads[..., :pairs], heads[..., pairs : 2 * pairs]
-    found[..., :pairs] = a * cos - b * sin
-    found[..., pairs : 2 * pairs] = b * cos + a * sin
-    return found

@@ -13,7 +13,8 @@ from ullage.probes.relations import KINDS, Residuals, Row
 from ullage.probes.sketch import Doubles
 
 if TYPE_CHECKING:
-    from ullage.probes.relations import Part, Relations
+    from ullage.probes.relation_sums import Part
+    from ullage.probes.relations import Relations
 
 _COLUMNS = ("residual", "size", "floor", "made", "said", "adapted")
 

@@ -140,7 +140,7 @@ def _put_norm(
     out_6N: Doubles, channels_N: Ints, at: int, x_E: Floats, out_E: Floats, weight_E: Floats,
     bias_E: Floats, eps: float, centred: bool,
 ) -> None:  # fmt: skip
-    """The channel that is furthest from what it should be; see `relations._norm`."""
+    """The channel that is furthest from what it should be; see `relation_sums.norm_part`."""
     count = x_E.shape[0]
     mean = 0.0
     if centred:
