@@ -262,6 +262,7 @@ def test_bad_input_is_one_sentence(
     path = str(family_dir("llama"))
     text = tmp_path / "one.txt"
     text.write_text("a text of some words\n")
+    capsys.readouterr()
     for flags in (
         ["--prompt", "a"],
         ["--against", "/nowhere"],
