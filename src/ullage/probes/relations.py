@@ -139,6 +139,10 @@ def row_of(
     return Row(places, kept, *numbers, compiled=taps.compiled)
 
 
+CANCELLED = 0.1
+"""A head's output is measured in its own length, and at least so much of the layer's rms."""
+
+
 class Relations:
     """A sketch, made ready to have rows held against it."""
 
@@ -330,7 +334,10 @@ class Relations:
             return unread("attention", (form.layers, form.heads))
         mixed = row.places["mixed"].reshape(form.layers, form.heads, form.head_dim)
         off = np.linalg.norm(mixed - row.attended, axis=-1)
-        return part_of("attention", off, 0.0, np.linalg.norm(row.attended, axis=-1) + TINY)
+        # Of a head whose values nearly cancel the length is small and its rounding is not.
+        squares = (row.attended.astype(np.float64) ** 2).sum(-1)
+        least = CANCELLED**2 * squares.mean(-1, keepdims=True)
+        return part_of("attention", off, 0.0, np.sqrt(squares + least) + TINY)
 
     def activation(self, at: Mapping[str, Numbers]) -> Part:
         up_LF, hidden_LF = at["up"], at["hidden"]

@@ -38,6 +38,7 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
     DOWN, FINAL_NORM, LM_HEAD,
 ) = range(16)  # fmt: skip
 PARTS = 16
+CANCELLED = 0.1
 
 
 def _dot(a: Floats, b: Floats) -> np.float32:
@@ -297,10 +298,13 @@ def _residuals(
             heads + kv_heads, dim, q_norm_LD[layer], k_norm_LD[layer], eps, cos_NP[number, :pairs],
             sin_NP[number, :pairs], factors_N[number], interleaved_N[number] == 1, wanted_D,
         )  # fmt: skip
+        least = 0.0
+        for head in range(heads):
+            least += np.float64(square(attended_LHD[layer, head])) * CANCELLED * CANCELLED / heads
         for head in range(heads):
             should = attended_LHD[layer, head]
             off = np.sqrt(np.float64(apart(mixed_O[head * dim : (head + 1) * dim], should)))
-            length = np.sqrt(np.float64(square(should))) + 1e-30
+            length = np.sqrt(np.float64(square(should)) + least) + 1e-30
             put(out_6N, starts[ATTENTION] + layer * heads + head, off, 0.0, length, 0.0, off)
         stream = rounding * np.sqrt(np.float64(square(middle_E)))
         largest_squares(mixed_O, mixed_G)
