@@ -89,7 +89,7 @@ def output_attentions(folder: str) -> Callable[[tuple[int, ...]], Entropies]:
 
 
 def through_transformers(folder: str) -> Callable[[tuple[int, ...]], Entropies]:
-    from ullage.probes.through_transformers import read_model
+    from ullage.probes.attention.through_transformers import read_model
 
     model = _transformers(folder, "sdpa")
     return lambda ids: _means(read_model(model, ids))
@@ -97,7 +97,7 @@ def through_transformers(folder: str) -> Callable[[tuple[int, ...]], Entropies]:
 
 def embedded(folder: str) -> Callable[[tuple[int, ...]], Entropies]:
     """Loading is in its time."""
-    from ullage.probes.embedded import read_prompt
+    from ullage.probes.attention.embedded import read_prompt
 
     return lambda ids: _means(read_prompt(folder, ids))
 

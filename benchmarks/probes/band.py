@@ -49,7 +49,7 @@ def main() -> int:
 
     from ullage.anatomy import load
     from ullage.engine.text.loading import load_tokenizer
-    from ullage.probes.embedded import read_prompt
+    from ullage.probes.attention.embedded import read_prompt
 
     gguf = smollm2_gguf()
     if gguf is None:

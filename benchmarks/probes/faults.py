@@ -34,11 +34,11 @@ from tests.probes.planted_faults import Fault, Planted
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
-from ullage.probes.baseline import Baseline, read, save
-from ullage.probes.checking import Watched
-from ullage.probes.judging import PATHS, z_of
-from ullage.probes.learning import learn
-from ullage.probes.prompts import CHECKED, LEARNED
+from ullage.probes.baseline.baseline import Baseline, read, save
+from ullage.probes.baseline.checking import Watched
+from ullage.probes.baseline.judging import PATHS, z_of
+from ullage.probes.baseline.learning import learn
+from ullage.probes.baseline.prompts import CHECKED, LEARNED
 
 FOLDER = Path(__file__).with_name("faults")
 PAGE = Path(__file__).with_name("FAULTS.md")

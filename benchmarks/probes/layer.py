@@ -21,8 +21,8 @@ from ullage.engine.kernels.team import Team
 from ullage.engine.kv import KV_FORMATS, KVCache, KVShape
 from ullage.engine.paging.layout import kv_layout
 from ullage.engine.rule import AttentionRule
-from ullage.probes.entropy import attention_rows
-from ullage.probes.rows import RowReader
+from ullage.probes.attention.entropy import attention_rows
+from ullage.probes.attention.rows import RowReader
 
 LAYERS, TOKENS, HEADS, KV_HEADS, DIM = 30, 4096, 9, 3, 64
 # What a served sequence may hold when a row of it is read.

@@ -33,10 +33,10 @@ from tests.engine.references import smollm2_gguf as smollm2_path
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
-from ullage.probes.judging import Judge
-from ullage.probes.learning import learn
-from ullage.probes.live import EVERY, LiveReader, LiveReading
-from ullage.probes.relations import Relations
+from ullage.probes.baseline.judging import Judge
+from ullage.probes.baseline.learning import learn
+from ullage.probes.baseline.live import EVERY, LiveReader, LiveReading
+from ullage.probes.baseline.relations import Relations
 
 RESULTS = Path(__file__).with_name("LIVE_COST.md")
 LIMIT = 1.03

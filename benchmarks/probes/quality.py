@@ -31,7 +31,7 @@ from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
 from ullage.engine.steps import Output
-from ullage.probes.quality import LOOK_EVERY_STEPS
+from ullage.probes.quality.quality import LOOK_EVERY_STEPS
 from ullage.serving.quality import AnswerWatch
 
 RESULTS = Path(__file__).with_name("QUALITY.md")

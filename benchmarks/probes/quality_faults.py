@@ -36,9 +36,9 @@ from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
 from ullage.engine.text.loading import load_tokenizer
 from ullage.lab.passages import docstrings
-from ullage.probes.quality import Quality
-from ullage.probes.quality_answer import AnswerReading
-from ullage.probes.quality_watch import QualityWatch
+from ullage.probes.quality.answer import AnswerReading
+from ullage.probes.quality.quality import Quality
+from ullage.probes.quality.watch import QualityWatch
 
 Tensors = dict[str, torch.Tensor]
 LAYERS = 30

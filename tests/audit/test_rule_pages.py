@@ -12,7 +12,7 @@ from ullage.audit import RULES
 from ullage.audit.silent_examples import SILENT
 from ullage.cli.main import main
 from ullage.findings import Severity
-from ullage.probes.quality_rules import RULES as QUALITY_RULES
+from ullage.probes.quality.rules import RULES as QUALITY_RULES
 from ullage.watch.rules.table import RULES as WATCH_RULES
 
 ALL = (*RULES, *ADAPTER_RULES, *QUALITY_RULES, *WATCH_RULES)

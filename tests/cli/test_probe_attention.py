@@ -18,7 +18,7 @@ from tests.engine.families import write_model
 from ullage.cli.main import main
 from ullage.cli.probe_attention import add_arguments
 from ullage.cli.probe_attention_table import FIGURES, MAX_WIDTH, lines
-from ullage.probes.readings import AttentionReading, HeadReading, LayerReading, Spread
+from ullage.probes.attention.readings import AttentionReading, HeadReading, LayerReading, Spread
 
 Directory = Callable[[str], Path]
 TEXT = "It is a truth universally acknowledged, that a single man"

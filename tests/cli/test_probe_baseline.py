@@ -13,7 +13,7 @@ import pytest
 from tests.engine.conftest import family_dir, one_thread  # noqa: F401
 
 from ullage.cli.main import main
-from ullage.probes.prompts import CHECKED, LEARNED, read_prompts
+from ullage.probes.baseline.prompts import CHECKED, LEARNED, read_prompts
 
 PROMPTS = "A short text\nAnother one, 1 2 3\ndef f(x):\n"
 
@@ -246,7 +246,7 @@ def telling() -> Any:
 
 def told_of(baseline: Path, rows: int = 40, **more: Any) -> dict[str, Any]:
     """What a healthy server would tell: the baseline's own means."""
-    from ullage.probes.baseline import read
+    from ullage.probes.baseline.baseline import read
 
     found = read(str(baseline))
     form = found.sketch.form
@@ -307,7 +307,7 @@ def test_a_server_that_tells_something_else_is_one_sentence(
 
 
 def test_means_of_a_healthy_server_are_within_the_stated_rate() -> None:
-    from ullage.probes.serving_check import FALSE_ALARMS, far_z
+    from ullage.probes.baseline.serving_check import FALSE_ALARMS, far_z
 
     count = 270
     normal = np.random.default_rng(4).standard_normal((4_000, count))

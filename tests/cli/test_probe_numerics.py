@@ -15,9 +15,9 @@ from tests.engine.families import write_model
 
 from ullage.cli import probe_numerics
 from ullage.cli.main import main
-from ullage.probes.bundle_compare import Verdict
-from ullage.probes.numerics_kernels import KERNELS
-from ullage.probes.numerics_run import DTYPES
+from ullage.probes.numerics.bundle_compare import Verdict
+from ullage.probes.numerics.kernels import KERNELS
+from ullage.probes.numerics.run import DTYPES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
 

@@ -11,7 +11,7 @@ from ullage_vllm import entropy
 from ullage_vllm.entropy import COLUMNS, Keys, Place, Rule
 
 from ullage.engine.rule import AttentionRule
-from ullage.probes.entropy import attention_rows
+from ullage.probes.attention.entropy import attention_rows
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 RULES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ullage.probes.readings import AttentionReading, HeadReading, Spread
+from ullage.probes.attention.readings import AttentionReading, HeadReading, Spread
 
 BAND = 16
 

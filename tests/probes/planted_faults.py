@@ -27,7 +27,7 @@ from ullage.engine.linear import Int8Linear, Linear
 from ullage.engine.model.layer import ACTIVATIONS, Layer
 from ullage.engine.positions.rope import rotary_tables
 from ullage.engine.positions.scaling import Angles
-from ullage.probes import sketch as sketches
+from ullage.probes.baseline import sketch as sketches
 
 Planted = Callable[[Engine, ExitStack, int], Engine]
 """Plants into a layer (ignored where it is in none); the engine to run."""

@@ -21,12 +21,12 @@ from ullage.engine.lora import LoraAdapter
 from ullage.engine.model.layer import Layer
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
-from ullage.probes import sketch as sketches
-from ullage.probes.baseline import Baseline
-from ullage.probes.checking import Watched
-from ullage.probes.live import LiveReader, LiveReading
-from ullage.probes.relations import Relations
-from ullage.probes.verdicts import Located
+from ullage.probes.baseline import sketch as sketches
+from ullage.probes.baseline.baseline import Baseline
+from ullage.probes.baseline.checking import Watched
+from ullage.probes.baseline.live import LiveReader, LiveReading
+from ullage.probes.baseline.relations import Relations
+from ullage.probes.baseline.verdicts import Located
 
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog.",

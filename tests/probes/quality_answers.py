@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from ullage.probes.quality_answer import AnswerReading, Cycle
+from ullage.probes.quality.answer import AnswerReading, Cycle
 
 
 def reading(

@@ -19,9 +19,9 @@ from tests.engine.adapters import write_adapter
 from tests.probes.planting import PROMPTS
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadInput, BadUsage
-from ullage.probes.baseline import Baseline, precision_of, read, require_for, save
-from ullage.probes.learning import learn
-from ullage.probes.sketch import Sketch
+from ullage.probes.baseline.baseline import Baseline, precision_of, read, require_for, save
+from ullage.probes.baseline.learning import learn
+from ullage.probes.baseline.sketch import Sketch
 
 
 @pytest.fixture(scope="module")

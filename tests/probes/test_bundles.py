@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.probes.test_numerics import IDS, loaded
 from ullage.cli.main import main
 from ullage.errors import BadUsage
-from ullage.probes.bundle import Bundle, OperatorMark, read, write
-from ullage.probes.bundle_compare import compare
-from ullage.probes.bundle_take import bundle_of
-from ullage.probes.numerics_trace import digest_of, trace
+from ullage.probes.numerics.bundle import Bundle, OperatorMark, read, write
+from ullage.probes.numerics.bundle_compare import compare
+from ullage.probes.numerics.bundle_take import bundle_of
+from ullage.probes.numerics.trace import digest_of, trace
 
 
 def taken(model: Any, ids: tuple[int, ...] = IDS, backward: bool = False) -> Bundle:

@@ -20,10 +20,11 @@ from tests.engine.references import load_reference, smollm2_reference_dir
 from ullage.anatomy import load
 from ullage.cli.main import main
 from ullage.errors import BadInput, UnsupportedModel
-from ullage.probes import drift, drift_file
-from ullage.probes.drift import DriftReading, Spot, SpotReading, compare, spots
-from ullage.probes.drift_take import take
-from ullage.probes.sensitivity_changes import LADDERS
+from ullage.probes.drift import drift
+from ullage.probes.drift import file as drift_file
+from ullage.probes.drift.drift import DriftReading, Spot, SpotReading, compare, spots
+from ullage.probes.drift.take import take
+from ullage.probes.sensitivity.changes import LADDERS
 
 Family = Callable[[str], Path]
 Tensors = dict[str, torch.Tensor]
@@ -288,7 +289,7 @@ def test_a_model_that_memory_does_not_hold_is_one_sentence(
 ) -> None:
     path = str(family_dir("llama"))
     capsys.readouterr()
-    monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
+    monkeypatch.setattr("ullage.probes.sameness.fingerprints.MEMORY_MARGIN", 1e9)
     assert main(["probe", "drift", path]) == 2
     told = capsys.readouterr().err
     assert "in float32" in told and told.count("\n") == 1
@@ -304,7 +305,7 @@ def test_smollm2_over_other_texts_is_itself_and_a_flipped_bit_is_located(
     smollm2: Path, tmp_path: Path
 ) -> None:
     from ullage.engine.text.loading import load_tokenizer
-    from ullage.probes.prompts import CHECKED, LEARNED
+    from ullage.probes.baseline.prompts import CHECKED, LEARNED
 
     encode = load_tokenizer(load(smollm2)).encode
 

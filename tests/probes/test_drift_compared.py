@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.probes.test_drift import Family, Tensors, changed, read, zero_k
 from ullage.errors import BadUsage
-from ullage.probes import drift
-from ullage.probes.drift import DriftReading, compare
+from ullage.probes.drift import drift
+from ullage.probes.drift.drift import DriftReading, compare
 
 
 def test_other_prompts_of_one_model_are_no_drift(family_dir: Family) -> None:

@@ -21,9 +21,9 @@ from ullage.engine.kv_formats import KV_FORMATS
 from ullage.engine.options import EngineOptions
 from ullage.engine.text.loading import load_tokenizer
 from ullage.errors import BadUsage
-from ullage.probes.embedded import ProbedAttention, Sampled, read_prompt, spread_rows
-from ullage.probes.entropy import RowReadings
-from ullage.probes.through_transformers import read_model
+from ullage.probes.attention.embedded import ProbedAttention, Sampled, read_prompt, spread_rows
+from ullage.probes.attention.entropy import RowReadings
+from ullage.probes.attention.through_transformers import read_model
 
 # One of each way of attending: groups of heads, one KV head, windows, caps, slopes, own scales,
 # learned positions, rotary pairs of two kinds, experts.

@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.engine.rule import AttentionRule
-from ullage.probes import entropy as module
-from ullage.probes.entropy import RowReadings, Sight, attention_rows, head_readings
-from ullage.probes.sums import Asked, CompiledCount, Count, TiledCount, count_for
+from ullage.probes.attention import entropy as module
+from ullage.probes.attention.entropy import RowReadings, Sight, attention_rows, head_readings
+from ullage.probes.attention.sums import Asked, CompiledCount, Count, TiledCount, count_for
 
 NATS = 1e-4
 COUNTS = {"compiled": CompiledCount, "tiled": TiledCount}
@@ -438,7 +438,8 @@ def test_what_does_not_go_together_is_refused(count: str) -> None:
 PEAK = """
 import resource, sys, torch
 from ullage.engine.rule import AttentionRule
-from ullage.probes import entropy, sums
+from ullage.probes.attention import entropy
+from ullage.probes.attention import sums
 way, tokens, heads, kv_heads = sys.argv[1], *map(int, sys.argv[2:])
 entropy.count_for = getattr(sums, way)
 q, k = torch.randn(tokens, heads, 64), torch.randn(tokens, kv_heads, 64)

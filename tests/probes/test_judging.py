@@ -11,13 +11,13 @@ import pytest
 
 from tests.probes.planting import PROMPTS
 from ullage.engine.options import EngineOptions
-from ullage.probes import usual
-from ullage.probes.baseline import Baseline
-from ullage.probes.judging import Judge, z_of
-from ullage.probes.learning import learn
-from ullage.probes.relations import KINDS, Cell, Residuals
-from ullage.probes.usual import Requests
-from ullage.probes.verdicts import RULES, verdicts
+from ullage.probes.baseline import usual
+from ullage.probes.baseline.baseline import Baseline
+from ullage.probes.baseline.judging import Judge, z_of
+from ullage.probes.baseline.learning import learn
+from ullage.probes.baseline.relations import KINDS, Cell, Residuals
+from ullage.probes.baseline.usual import Requests
+from ullage.probes.baseline.verdicts import RULES, verdicts
 
 
 @pytest.fixture(scope="module")
@@ -287,8 +287,8 @@ def test_a_kind_in_few_layers_is_a_finding_of_each(
 
 
 def test_a_kind_in_many_layers_is_one_finding() -> None:
-    from ullage.probes.judging import Alarm
-    from ullage.probes.verdicts import of_alarms
+    from ullage.probes.baseline.judging import Alarm
+    from ullage.probes.baseline.verdicts import of_alarms
 
     alarms = [Alarm(Cell("mixer_norm", layer), 90.0, 1, 1) for layer in range(7)]
     found = [

@@ -14,9 +14,9 @@ from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
 from ullage.errors import UnsupportedModel
-from ullage.probes import sketch as sketches
-from ullage.probes.live import EVERY, LiveReader, LiveReading
-from ullage.probes.relations import Relations
+from ullage.probes.baseline import sketch as sketches
+from ullage.probes.baseline.live import EVERY, LiveReader, LiveReading
+from ullage.probes.baseline.relations import Relations
 
 
 @pytest.fixture(params=["torch", "compiled"])

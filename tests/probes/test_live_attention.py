@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ullage.probes.entropy import HeadTotals, RowReadings
-from ullage.probes.live_attention import MOST_BYTES, MOST_ROWS, LiveAttention
-from ullage.probes.usual import Attended
+from ullage.probes.attention.entropy import HeadTotals, RowReadings
+from ullage.probes.attention.live import MOST_BYTES, MOST_ROWS, LiveAttention
+from ullage.probes.baseline.usual import Attended
 
 
 def row(entropy: float, visible: int, layers: int = 2, heads: int = 3) -> Attended:

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from tests.engine.families import write_model
-from ullage.probes.numerics import NumericsReading
-from ullage.probes.numerics_apart import REFERENCES, departures
-from ullage.probes.numerics_places import place_of
-from ullage.probes.numerics_run import read_models
-from ullage.probes.numerics_trace import trace
-from ullage.probes.through_transformers import load_model
+from ullage.probes.attention.through_transformers import load_model
+from ullage.probes.numerics.apart import REFERENCES, departures
+from ullage.probes.numerics.numerics import NumericsReading
+from ullage.probes.numerics.places import place_of
+from ullage.probes.numerics.run import read_models
+from ullage.probes.numerics.trace import trace
 
 IDS = tuple(range(5, 21))
 FAMILIES = ("llama", "gpt2", "mixtral", "bloom", "gemma2", "gpt_neox")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.probes.test_numerics import FAMILIES, loaded
-from ullage.probes.numerics import NormReading
-from ullage.probes.numerics_apart import REFERENCES
-from ullage.probes.numerics_kernels import HEAD_DIMS, KERNELS, ROWS, causal_attention, kernels_of
-from ullage.probes.numerics_norms import norms_of
+from ullage.probes.numerics.apart import REFERENCES
+from ullage.probes.numerics.kernels import HEAD_DIMS, KERNELS, ROWS, causal_attention, kernels_of
+from ullage.probes.numerics.norms import norms_of
+from ullage.probes.numerics.numerics import NormReading
 
 Compute = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 

@@ -13,10 +13,10 @@ import pytest
 from tests.probes.test_rope import llama
 from ullage.anatomy import load
 from ullage.cli.probe import ACTIONS
-from ullage.probes.answers import PROMPTS
-from ullage.probes.fingerprints import ROUGHER
-from ullage.probes.rope import probe_rope
-from ullage.probes.sameness import Verdict
+from ullage.probes.rope.rope import probe_rope
+from ullage.probes.sameness.answers import PROMPTS
+from ullage.probes.sameness.fingerprints import ROUGHER
+from ullage.probes.sameness.sameness import Verdict
 
 PAGE = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
 MINE = ("rope", "fingerprint", "compare")

@@ -15,8 +15,8 @@ from tests.probes.planted_faults import FAULTS, Fault
 from tests.probes.planting import OTHERS, PROMPTS, changed, judged, tappable
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
-from ullage.probes.baseline import Baseline
-from ullage.probes.learning import learn
+from ullage.probes.baseline.baseline import Baseline
+from ullage.probes.baseline.learning import learn
 
 LAYER = 1
 WAYS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def test_a_scaling_of_angles_that_is_missing_is_found(
     """The same weights, served without the llama3 scaling of their configuration."""
     from ullage.engine.positions.rope import rotary_tables
     from ullage.engine.positions.scaling import Angles
-    from ullage.probes import sketch as sketches
+    from ullage.probes.baseline import sketch as sketches
 
     engine, baseline = healthy("llama3-rope", "float32")
     plain, _ = healthy("llama", "float32")
@@ -260,7 +260,7 @@ def test_a_cache_that_is_changed_between_steps_is_not_seen_in_products(
 ) -> None:
     """What a step reads is what it is held to: an older token's keys are not remembered."""
     from ullage.engine.request import SamplingParams
-    from ullage.probes.checking import Watched
+    from ullage.probes.baseline.checking import Watched
 
     engine, baseline = healthy("llama", "torch")
     watched = Watched(engine, baseline, every=1)

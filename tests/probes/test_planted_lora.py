@@ -13,8 +13,8 @@ from tests.probes.planting import OTHERS, PROMPTS, Judged, judged
 from ullage.engine.engine import Engine
 from ullage.engine.lora import LoraAdapter
 from ullage.engine.options import EngineOptions
-from ullage.probes.baseline import Baseline
-from ullage.probes.learning import learn
+from ullage.probes.baseline.baseline import Baseline
+from ullage.probes.baseline.learning import learn
 
 Known = tuple[Engine, Baseline, LoraAdapter]
 

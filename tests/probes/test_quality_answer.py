@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.probes.quality import likeliest
-from ullage.probes.quality_answer import (
+from ullage.probes.quality.answer import (
     MAX_PERIOD,
     TAIL_TOKENS,
     Cycle,
@@ -22,7 +21,8 @@ from ullage.probes.quality_answer import (
     repetition_ratio,
     tail_cycle,
 )
-from ullage.probes.quality_scripts import SCRIPTS, count_letters, main_script, mixed, switched
+from ullage.probes.quality.quality import likeliest
+from ullage.probes.quality.scripts import SCRIPTS, count_letters, main_script, mixed, switched
 
 
 def letters(text: str) -> list[int]:

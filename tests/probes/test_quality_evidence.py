@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.probes import quality_evidence
-from ullage.probes.quality_evidence import (
+from ullage.probes.quality import evidence as quality_evidence
+from ullage.probes.quality.evidence import (
     DEPENDENT,
     PAST_ERROR,
     Detector,

@@ -17,10 +17,10 @@ from ullage.engine.batch import Batch
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.request import SamplingParams
-from ullage.probes.quality import Quality
-from ullage.probes.quality_answer import AnswerReading
-from ullage.probes.quality_rules import findings_on
-from ullage.probes.quality_watch import QualityWatch
+from ullage.probes.quality.answer import AnswerReading
+from ullage.probes.quality.quality import Quality
+from ullage.probes.quality.rules import findings_on
+from ullage.probes.quality.watch import QualityWatch
 
 
 def well(num: int, seed: int) -> QualityWatch:

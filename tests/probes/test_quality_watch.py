@@ -11,10 +11,10 @@ import pytest
 from tests.probes.quality_answers import KINDS, healthy, reading
 from ullage.findings import Severity
 from ullage.findings.finding import Finding
-from ullage.probes.quality_answer import AnswerReading, Cycle
-from ullage.probes.quality_rules import RULES, findings_on
-from ullage.probes.quality_traits import TRAITS, past_of
-from ullage.probes.quality_watch import (
+from ullage.probes.quality.answer import AnswerReading, Cycle
+from ullage.probes.quality.rules import RULES, findings_on
+from ullage.probes.quality.traits import TRAITS, past_of
+from ullage.probes.quality.watch import (
     HELD_ANSWERS,
     PAST_ANSWERS,
     RECENT_ANSWERS,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from ullage.probes.readings import AttentionReading, HeadReading, LayerReading, Spread
+from ullage.probes.attention.readings import AttentionReading, HeadReading, LayerReading, Spread
 
 HEAD = HeadReading(
     head=0,
@@ -75,7 +75,7 @@ def test_heads_are_told_with_their_layers() -> None:
 
 def test_a_document_is_made_without_anything_heavy() -> None:
     code = (
-        "import sys; import ullage.probes.readings; "
+        "import sys; import ullage.probes.attention.readings; "
         "print([m for m in ('torch', 'numpy', 'numba', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,10 +16,10 @@ from tests.engine.families import FAMILIES, VARIATIONS
 from tests.probes.planting import PROMPTS, read_all, tappable
 from ullage.engine.linear import Int8Linear
 from ullage.engine.options import EngineOptions
-from ullage.probes import sketch as sketches
-from ullage.probes.live import LiveReading
-from ullage.probes.relation_sums import rounded
-from ullage.probes.relations import KINDS, Relations, cells
+from ullage.probes.baseline import sketch as sketches
+from ullage.probes.baseline.live import LiveReading
+from ullage.probes.baseline.relation_sums import rounded
+from ullage.probes.baseline.relations import KINDS, Relations, cells
 
 FLOAT32 = 2.0**-24
 # Residuals in units of their size: sums of some hundred numbers, each rounded once or twice.

@@ -22,13 +22,21 @@ from ullage.cli.main import main
 from ullage.engine.positions.rope import rotate
 from ullage.engine.positions.scaling import Reach, model_rope_fingerprint, rope_angles
 from ullage.errors import UnsupportedModel
-from ullage.probes.rope import CHUNK, MAX_CHUNKS, TableReading, Turning, _chunks, _Sweep, probe_rope
-from ullage.probes.rope_builders import (
+from ullage.probes.rope.builders import (
     Builder,
     embedded,
     exact_rows,
     product_in_dtype,
     stored_in_dtype,
+)
+from ullage.probes.rope.rope import (
+    CHUNK,
+    MAX_CHUNKS,
+    TableReading,
+    Turning,
+    _chunks,
+    _Sweep,
+    probe_rope,
 )
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "configs"

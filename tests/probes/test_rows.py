@@ -27,9 +27,9 @@ from ullage.engine.options import EngineOptions
 from ullage.engine.paging.layout import FREED, kv_layout
 from ullage.engine.rule import AttentionRule
 from ullage.engine.taps import Taps
-from ullage.probes import rows as module
-from ullage.probes.entropy import RowReadings, attention_rows
-from ullage.probes.rows import RowOfLayers, RowReader, read_row
+from ullage.probes.attention import rows as module
+from ullage.probes.attention.entropy import RowReadings, attention_rows
+from ullage.probes.attention.rows import RowOfLayers, RowReader, read_row
 
 NATS = 1e-4
 FIGURES = ("entropy_nats", "max_score", "first_mass", "band_mass", "band_entropy_nats")

@@ -25,12 +25,12 @@ from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadUsage
-from ullage.probes.answers import PROMPTS
-from ullage.probes.distances import NOT_FINITE, answers_apart, weights_apart
-from ullage.probes.fingerprints import of_model, of_server, rope_of, settings_of
-from ullage.probes.marks import Fingerprint, Noise, ValueMark, from_document, to_document
-from ullage.probes.sameness import SAME_NATS, SKETCH_SPREAD, Sameness, compare, rounding
-from ullage.probes.values import sketch, streamed_marks, value_marks
+from ullage.probes.sameness.answers import PROMPTS
+from ullage.probes.sameness.distances import NOT_FINITE, answers_apart, weights_apart
+from ullage.probes.sameness.fingerprints import of_model, of_server, rope_of, settings_of
+from ullage.probes.sameness.marks import Fingerprint, Noise, ValueMark, from_document, to_document
+from ullage.probes.sameness.sameness import SAME_NATS, SKETCH_SPREAD, Sameness, compare, rounding
+from ullage.probes.sameness.values import sketch, streamed_marks, value_marks
 from ullage.serving.app import start_server
 
 Tensors = dict[str, torch.Tensor]
@@ -473,7 +473,9 @@ def test_a_server_that_does_not_tell_its_precision_may_be_spoken_for(
 ) -> None:
     saved = tmp_path / "mark.json"
     saved.write_text(json.dumps(to_document(replace(mark, noise=NOISE))))
-    monkeypatch.setattr("ullage.probes.fingerprints.of_server", lambda *_: outside(mark, 0.1))
+    monkeypatch.setattr(
+        "ullage.probes.sameness.fingerprints.of_server", lambda *_: outside(mark, 0.1)
+    )
     assert main(["probe", "compare", str(saved), "http://127.0.0.1:9", *flags]) == code
 
 
@@ -653,7 +655,7 @@ def test_a_saved_fingerprint_that_was_changed_is_one_sentence(
 def test_a_model_that_does_not_fit_in_memory_is_compared_a_layer_at_a_time(
     mark: Fingerprint, healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
+    monkeypatch.setattr("ullage.probes.sameness.fingerprints.MEMORY_MARGIN", 1e9)
     found = of_model(healthy)
     assert found.values == mark.values
     assert found.answers == ()

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.engine.references import smollm2_reference_dir
-from ullage.probes.fingerprints import of_model
-from ullage.probes.marks import Fingerprint
-from ullage.probes.sameness import Sameness, compare
+from ullage.probes.sameness.fingerprints import of_model
+from ullage.probes.sameness.marks import Fingerprint
+from ullage.probes.sameness.sameness import Sameness, compare
 
 pytestmark = pytest.mark.slow
 Tensors = dict[str, torch.Tensor]

@@ -25,10 +25,10 @@ from ullage.engine.linear import FloatLinear
 from ullage.engine.model.decoder import Decoder
 from ullage.engine.model.weights import Weights
 from ullage.errors import BadUsage
-from ullage.probes import sensitivity_changes as changes
-from ullage.probes.sensitivity import DEFAULT_BUDGET, Sensitivity, read, spread
-from ullage.probes.sensitivity_changes import LADDERS, PERTURBATIONS, Target, changed, targets
-from ullage.probes.sensitivity_pass import Moved, Prompts, Runner, apart, run
+from ullage.probes.sensitivity import changes as changes
+from ullage.probes.sensitivity.changes import LADDERS, PERTURBATIONS, Target, changed, targets
+from ullage.probes.sensitivity.passes import Moved, Prompts, Runner, apart, run
+from ullage.probes.sensitivity.sensitivity import DEFAULT_BUDGET, Sensitivity, read, spread
 
 Family = Callable[[str], Path]
 PROMPTS = ((5, 9, 200, 17, 31, 4), (77, 8, 300, 12), tuple(range(20, 60)))
@@ -361,7 +361,7 @@ def test_a_model_that_memory_does_not_hold_is_one_sentence(
 ) -> None:
     path = str(family_dir("llama"))
     capsys.readouterr()
-    monkeypatch.setattr("ullage.probes.fingerprints.MEMORY_MARGIN", 1e9)
+    monkeypatch.setattr("ullage.probes.sameness.fingerprints.MEMORY_MARGIN", 1e9)
     assert main(["probe", "sensitivity", path]) == 2
     told = capsys.readouterr().err
     assert "in float32" in told and told.count("\n") == 1

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ullage.probes.sequential import Detectors
+from ullage.probes.baseline.sequential import Detectors
 
 
 def first_alarm(detectors: Detectors, draw: Callable[[], Any], most: int) -> int:

@@ -16,8 +16,8 @@ from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.engine.paging.blocks import OutOfBlocks
 from ullage.errors import BadInput
-from ullage.probes.embedded import read_prompt as read_alone
-from ullage.probes.served_prompt import AskedPrompt, OneRow, read_prompt
+from ullage.probes.attention.embedded import read_prompt as read_alone
+from ullage.probes.attention.served_prompt import AskedPrompt, OneRow, read_prompt
 
 # Groups of heads, one KV head, windows, caps, slopes, experts.
 KINDS = ("llama", "mistral-window", "gemma2", "mpt", "bloom-odd-heads", "falcon-7b", "mixtral")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ullage.engine.rule import AttentionRule
-from ullage.probes.entropy import seen_interval
-from ullage.probes.sights import View, view_without_mask, views_of_mask
+from ullage.probes.attention.entropy import seen_interval
+from ullage.probes.attention.sights import View, view_without_mask, views_of_mask
 
 
 def shown(view: View, num_keys: int) -> torch.Tensor:

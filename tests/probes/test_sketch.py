@@ -15,8 +15,8 @@ from ullage.engine.engine import Engine
 from ullage.engine.linear import Int8Linear, Linear
 from ullage.engine.options import EngineOptions
 from ullage.errors import UnsupportedModel
-from ullage.probes import sketch as sketches
-from ullage.probes.sketch import signs
+from ullage.probes.baseline import sketch as sketches
+from ullage.probes.baseline.sketch import signs
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {}, "int8": {"quantization": "int8"}, "bfloat16": {"dtype": "bfloat16"},

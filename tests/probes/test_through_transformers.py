@@ -13,12 +13,12 @@ import torch
 from tests.engine.families import COMMON, FAMILIES, OLDER_WIDE
 from tests.probes.materialised import assert_reading, attention_weights
 from ullage.errors import BadUsage, UnsupportedModel
-from ullage.probes import registry
-from ullage.probes.embedded import read_prompt as read_embedded
-from ullage.probes.embedded import spread_rows
-from ullage.probes.entropy import RowReadings
-from ullage.probes.registry import Choose, Place, probing
-from ullage.probes.through_transformers import load_model, read_model, read_prompt
+from ullage.probes.attention import registry
+from ullage.probes.attention.embedded import read_prompt as read_embedded
+from ullage.probes.attention.embedded import spread_rows
+from ullage.probes.attention.entropy import RowReadings
+from ullage.probes.attention.registry import Choose, Place, probing
+from ullage.probes.attention.through_transformers import load_model, read_model, read_prompt
 
 MLA = {
     "num_key_value_heads": 4,

@@ -23,11 +23,11 @@ from ullage.cli.main import main
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadInput
-from ullage.probes import baseline as baselines
-from ullage.probes.learning import learn
-from ullage.probes.live import LiveReader
-from ullage.probes.serving_check import check_server
-from ullage.probes.verdicts import RULES, Located
+from ullage.probes.baseline import baseline as baselines
+from ullage.probes.baseline.learning import learn
+from ullage.probes.baseline.live import LiveReader
+from ullage.probes.baseline.serving_check import check_server
+from ullage.probes.baseline.verdicts import RULES, Located
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.live_probe import MANY, MOST_SERIES, series_of
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES
@@ -192,7 +192,7 @@ def test_a_prompt_is_read_beside_those_who_run(serve: Serve) -> None:
 def test_weights_are_told_of_one_row_only_when_asked(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ullage.probes import served_prompt
+    from ullage.probes.attention import served_prompt
 
     _, http = serve()
     ask = {"prompt": PROMPT, "rows": 1, "layers": [1]}

@@ -13,9 +13,9 @@ import torch
 from tests.engine.conftest import smollm2  # noqa: F401
 from tests.serving.clients import metrics
 from ullage.engine.options import EngineOptions
-from ullage.probes import baseline as baselines
-from ullage.probes.learning import learn
-from ullage.probes.prompts import LEARNED
+from ullage.probes.baseline import baseline as baselines
+from ullage.probes.baseline.learning import learn
+from ullage.probes.baseline.prompts import LEARNED
 from ullage.serving.app import ServerHandle, start_server
 
 pytestmark = pytest.mark.slow

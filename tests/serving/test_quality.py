@@ -16,9 +16,9 @@ import pytest
 from tests.engine.driving import slow_steps
 from tests.serving.clients import eventually, metrics
 from ullage.engine.options import EngineOptions
-from ullage.probes.quality import ENDS
-from ullage.probes.quality_rules import RULES
-from ullage.probes.quality_traits import TRAITS
+from ullage.probes.quality.quality import ENDS
+from ullage.probes.quality.rules import RULES
+from ullage.probes.quality.traits import TRAITS
 from ullage.serving.app import ServerHandle, start_server
 
 KEY = "secret"

@@ -17,9 +17,9 @@ from plugin_server import CPU
 from safetensors.torch import load_file, save_file
 from tests.engine.families import write_model
 
-from ullage.probes.fingerprints import of_model, of_server
-from ullage.probes.marks import Fingerprint
-from ullage.probes.sameness import compare
+from ullage.probes.sameness.fingerprints import of_model, of_server
+from ullage.probes.sameness.marks import Fingerprint
+from ullage.probes.sameness.sameness import compare
 
 pytestmark = pytest.mark.vllm
 START_S = 400

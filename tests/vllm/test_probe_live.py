@@ -17,7 +17,7 @@ import pytest
 from plugin_server import DEV, ON, Server, Servers, eventually, prompt_of, spawned
 from tests.adapters.live.models import TEXT, TinyModel
 
-from ullage.probes.embedded import read_prompt
+from ullage.probes.attention.embedded import read_prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
@@ -176,7 +176,7 @@ def test_every_decode_step_of_an_answer_reads_as_in_the_embedded_engine(
     assert (found["every"], found["missed"], found["not_read"]) == (1, 0, [])
     assert (found["steps"], found["sampled"], found["rows"]) == (40, 40, 40)
     # The first token of an answer is a prompt's last row, and the last one asks nothing any more.
-    import ullage.probes.embedded as embedded
+    import ullage.probes.attention.embedded as embedded
 
     rows = tuple(range(60, 100))
     with pytest.MonkeyPatch.context() as patch:

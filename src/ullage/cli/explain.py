@@ -50,7 +50,7 @@ def _adapter_rules() -> tuple[Described, ...]:
 
 
 def _quality_rules() -> tuple[Described, ...]:
-    from ullage.probes.quality_rules import RULES as QUALITY_RULES
+    from ullage.probes.quality.rules import RULES as QUALITY_RULES
 
     return QUALITY_RULES
 

@@ -19,7 +19,7 @@ from ullage.errors import BadUsage, UnsupportedModel
 
 if TYPE_CHECKING:
     from ullage.engine.text.tokenizer import Tokenizer
-    from ullage.probes.readings import AttentionReading
+    from ullage.probes.attention.readings import AttentionReading
 
 DTYPES = ("float32", "bfloat16")
 ENGINES = ("auto", "embedded", "transformers")
@@ -119,7 +119,7 @@ def _read(args: argparse.Namespace, path: Path, model: Model, text: str) -> Atte
     import torch
     from transformers.utils import logging
 
-    from ullage.probes.through_transformers import read_prompt
+    from ullage.probes.attention.through_transformers import read_prompt
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -138,7 +138,7 @@ def _embedded(
     args: argparse.Namespace, path: Path, prompt_ids: tuple[int, ...]
 ) -> AttentionReading:
     from ullage.engine.options import EngineOptions
-    from ullage.probes.embedded import read_prompt
+    from ullage.probes.attention.embedded import read_prompt
 
     options = EngineOptions(
         attention="gathered", dtype=args.dtype, max_model_len=args.max_model_len

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ullage.probes.readings import AttentionReading, HeadReading
+from ullage.probes.attention.readings import AttentionReading, HeadReading
 
 # Wider tables are written with a digit per head.
 MAX_WIDTH = 100

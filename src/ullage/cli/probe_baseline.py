@@ -1,6 +1,6 @@
 """`ullage probe baseline MODEL --save FILE`: what a healthy model is like inside, to judge it by.
 
-Holds flags and what is printed; the taking is `ullage.probes.learning`.
+Holds flags and what is printed; the taking is `ullage.probes.baseline.learning`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ullage.cli.probe_fingerprint import local, require_engine
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from ullage.probes.baseline import Baseline
+    from ullage.probes.baseline.baseline import Baseline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
     model = local(args.model)
     require_engine()
     from ullage.engine.options import EngineOptions
-    from ullage.probes.baseline import save
-    from ullage.probes.learning import NEW_TOKENS, learn
-    from ullage.probes.prompts import LEARNED, read_prompts
+    from ullage.probes.baseline.baseline import save
+    from ullage.probes.baseline.learning import NEW_TOKENS, learn
+    from ullage.probes.baseline.prompts import LEARNED, read_prompts
 
     prompts = read_prompts(args.prompts) if args.prompts else LEARNED
     options = EngineOptions(

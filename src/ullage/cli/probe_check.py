@@ -16,9 +16,9 @@ from ullage.cli.probe_fingerprint import local, require_engine
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from ullage.probes.baseline import Baseline
-    from ullage.probes.checking import Checked
-    from ullage.probes.verdicts import Located
+    from ullage.probes.baseline.baseline import Baseline
+    from ullage.probes.baseline.checking import Checked
+    from ullage.probes.baseline.verdicts import Located
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
     if is_url:
         _require_nothing_to_run(args)
     require_engine()
-    from ullage.probes.baseline import read
+    from ullage.probes.baseline.baseline import read
 
     baseline = read(args.baseline)
     if is_url:
-        from ullage.probes.serving_check import check_server
+        from ullage.probes.baseline.serving_check import check_server
 
         found = check_server(str(model), baseline, args.baseline, args.api_key)
         document = _document_of(args, baseline, found.findings) | {
@@ -83,9 +83,9 @@ def _require_nothing_to_run(args: argparse.Namespace) -> None:
 def _checked(
     args: argparse.Namespace, model: Any, baseline: Baseline, adapters: dict[str, str]
 ) -> Checked:
-    from ullage.probes.checking import NEW_TOKENS, check, load
-    from ullage.probes.live import EVERY
-    from ullage.probes.prompts import CHECKED, read_prompts
+    from ullage.probes.baseline.checking import NEW_TOKENS, check, load
+    from ullage.probes.baseline.live import EVERY
+    from ullage.probes.baseline.prompts import CHECKED, read_prompts
 
     prompts = read_prompts(args.prompts) if args.prompts else CHECKED
     engine = load(model, baseline, args.baseline, adapters)

@@ -1,6 +1,6 @@
 """`ullage probe compare A B`: are two models, servers or saved fingerprints the same model?
 
-Holds flags, the table and the JSON document; the comparing is `ullage.probes.sameness`.
+Holds flags, the table and the JSON document; the comparing is `ullage.probes.sameness.sameness`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from ullage.cli.checkup import server_url
 from ullage.cli.probe_fingerprint import local, require_engine
 from ullage.errors import BadUsage
-from ullage.probes.marks import is_saved, read
+from ullage.probes.sameness.marks import is_saved, read
 
 if TYPE_CHECKING:
-    from ullage.probes.marks import Fingerprint
-    from ullage.probes.sameness import Difference, Sameness
+    from ullage.probes.sameness.marks import Fingerprint
+    from ullage.probes.sameness.sameness import Difference, Sameness
 
 SHOWN = 12
 _WHAT = "a model, a file of ullage probe fingerprint, or a server's URL (URL#NAME: a model there)"
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     reference = None
     if args.reference is not None:
         reference = _taken(args.reference, None, args, noise=True)
-    from ullage.probes.sameness import compare
+    from ullage.probes.sameness.sameness import compare
 
     found = compare(a, b, reference)
     if args.output == "json":
@@ -84,14 +84,14 @@ def _taken(name: str, lora: str | None, args: argparse.Namespace, *, noise: bool
     if _is_url(name):
         url, _, model = name.partition("#")
         require_engine()  # httpx2 comes with it
-        from ullage.probes.fingerprints import of_server
+        from ullage.probes.sameness.fingerprints import of_server
 
         found = of_server(server_url(url, "A or B"), model or None, args.api_key)
         return found if found.precision else replace(found, precision=args.precision)
     if is_saved(Path(name)):
         return read(Path(name))
     require_engine()
-    from ullage.probes.fingerprints import of_model
+    from ullage.probes.sameness.fingerprints import of_model
 
     return of_model(local(name), lora, answers=not args.weights_only, noise=noise)
 

@@ -1,7 +1,7 @@
 """`ullage probe drift MODEL [--against FILE|MODEL]`: sizes at norms and residuals, and their drift.
 
-Holds flags, the table and the JSON document; the reading is `ullage.probes.drift_take`, the
-comparing `ullage.probes.drift`.
+Holds flags, the table and the JSON document; the reading is `ullage.probes.drift.take`, the
+comparing `ullage.probes.drift.drift`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ullage.cli.flags import add_model_argument
 from ullage.cli.probe_baseline import add_prompts
 from ullage.cli.probe_fingerprint import local, require_engine
 from ullage.errors import BadUsage
-from ullage.probes import drift_file
-from ullage.probes.drift import FALSE_ALARMS, LIMITS, NEAR, compare
+from ullage.probes.drift import file as drift_file
+from ullage.probes.drift.drift import FALSE_ALARMS, LIMITS, NEAR, compare
 
 if TYPE_CHECKING:
-    from ullage.probes.drift import Comparison, Drifted, DriftReading, SpotReading
+    from ullage.probes.drift.drift import Comparison, Drifted, DriftReading, SpotReading
 
 SHOWN = 12
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None and (args.save.is_dir() or not args.save.parent.is_dir()):
         raise BadUsage("cannot be written", file="--save", expected="a path of a file")
     require_engine()
-    from ullage.probes.prompts import LEARNED, read_prompts
+    from ullage.probes.baseline.prompts import LEARNED, read_prompts
 
     texts = args.prompt or (read_prompts(args.prompts) if args.prompts else LEARNED)
     before = None
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _taken(name: str, texts: Sequence[str]) -> DriftReading:
     from ullage.engine.text.loading import load_tokenizer
-    from ullage.probes.drift_take import MAX_TOKENS, take
-    from ullage.probes.fingerprints import memory_short
+    from ullage.probes.drift.take import MAX_TOKENS, take
+    from ullage.probes.sameness.fingerprints import memory_short
 
     model = load(local(name))
     if (short := memory_short(model)) is not None:

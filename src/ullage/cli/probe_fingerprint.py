@@ -1,6 +1,6 @@
 """`ullage probe fingerprint MODEL [--save FILE]`: what to hold a model against later.
 
-Holds flags, the table and the JSON document; the taking is `ullage.probes.fingerprints`.
+Holds flags, the table and the JSON document; the taking is `ullage.probes.sameness.fingerprints`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from ullage.cli.flags import add_model_argument, located
 from ullage.errors import BadUsage
-from ullage.probes.marks import to_document, write
+from ullage.probes.sameness.marks import to_document, write
 
 if TYPE_CHECKING:
-    from ullage.probes.marks import Fingerprint
+    from ullage.probes.sameness.marks import Fingerprint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.lora is not None and args.weights_only:
         raise BadUsage("given with --lora, of which answers are taken", file="--weights-only")
     require_engine()
-    from ullage.probes.fingerprints import of_model
+    from ullage.probes.sameness.fingerprints import of_model
 
     found = of_model(local(args.model), args.lora, answers=not args.weights_only)
     if args.save is not None:

@@ -1,7 +1,7 @@
 """`ullage probe numerics MODEL`, `ullage probe numerics compare A B`: where numbers go wrong.
 
-Holds flags, tables and JSON documents; the looking is `ullage.probes.numerics_run`, the comparing
-`ullage.probes.bundle_compare`.
+Holds flags, tables and JSON documents; the looking is `ullage.probes.numerics.run`, the comparing
+`ullage.probes.numerics.bundle_compare`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ullage.anatomy import load
 from ullage.cli.flags import add_model_argument
 from ullage.cli.probe_fingerprint import local, require_engine
 from ullage.errors import BadUsage
-from ullage.probes.bundle import read, write
-from ullage.probes.bundle_compare import compare
+from ullage.probes.numerics.bundle import read, write
+from ullage.probes.numerics.bundle_compare import compare
 
 if TYPE_CHECKING:
-    from ullage.probes.bundle_compare import Compared, OperatorApart
-    from ullage.probes.numerics import Departure, Fault, NumericsReading, Place
+    from ullage.probes.numerics.bundle_compare import Compared, OperatorApart
+    from ullage.probes.numerics.numerics import Departure, Fault, NumericsReading, Place
 
 SHOWN = 8
 DTYPES = ("bfloat16", "float16", "float32")
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             f"the Python package {error.name} is not installed", expected="pip install transformers"
         ) from error
     from ullage.engine.text.loading import load_tokenizer
-    from ullage.probes.numerics_run import read_numerics
+    from ullage.probes.numerics.run import read_numerics
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """`ullage probe rope MODEL`: the rotary tables that engines build, against exact ones.
 
-Holds flags, the table and the JSON document; the measuring is `ullage.probes.rope`.
+Holds flags, the table and the JSON document; the measuring is `ullage.probes.rope.rope`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ullage.cli.flags import add_model_argument, located, positive_integer
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from ullage.probes.rope import RopeReading, RopeTable, TableReading
-    from ullage.probes.rope_ranks import RankReading
+    from ullage.probes.rope.ranks import RankReading
+    from ullage.probes.rope.rope import RopeReading, RopeTable, TableReading
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_POSITIONS = 1 << 26
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """
     try:
         import ullage.engine  # noqa: F401 - before torch, see there
-        from ullage.probes.rope import fingerprint, probe_rope, turnings
-        from ullage.probes.rope_ranks import compare_ranks, join_job, leave_job
+        from ullage.probes.rope.ranks import compare_ranks, join_job, leave_job
+        from ullage.probes.rope.rope import fingerprint, probe_rope, turnings
     except ModuleNotFoundError as error:
         if (error.name or "ullage").startswith("ullage"):
             raise  # our own mistake, not a missing extra

@@ -16,7 +16,7 @@ from ullage.cli.probe_fingerprint import local, require_engine
 from ullage.errors import BadUsage
 
 if TYPE_CHECKING:
-    from ullage.probes.sensitivity import Ladder, Sensitivity
+    from ullage.probes.sensitivity.sensitivity import Ladder, Sensitivity
 
 PERTURBATIONS = ("noise", "scale", "bitflip")
 SHOWN = 12
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     """0; 1 where a weight was not restored. Raises BadInput for a model that is wrong."""
     require_engine()
     from ullage.engine.text.loading import load_tokenizer
-    from ullage.probes.answers import PROMPTS
-    from ullage.probes.fingerprints import memory_short
-    from ullage.probes.sensitivity import LEAST_TOKENS, MAX_TOKENS, read
+    from ullage.probes.sameness.answers import PROMPTS
+    from ullage.probes.sameness.fingerprints import memory_short
+    from ullage.probes.sensitivity.sensitivity import LEAST_TOKENS, MAX_TOKENS, read
 
     model = load(local(args.model))
     if (short := memory_short(model)) is not None:
@@ -93,7 +93,7 @@ def _tell(done: int, budget: int) -> None:
 
 def lines(found: Sensitivity) -> list[str]:
     """The table."""
-    from ullage.probes.sensitivity_changes import REFERENCE
+    from ullage.probes.sensitivity.changes import REFERENCE
 
     first, rounding = found.perturbations[0], found.yardstick
     left = found.selected - len(found.ranking)

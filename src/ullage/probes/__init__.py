@@ -1,4 +1,4 @@
-"""Probes: is the model itself still sane? Readings of attention, positions and weights.
+"""Probes: is the model itself still sane? Attention, weights, positions, numerics, answers.
 
-What is measured is `readings`; how, the modules beside it, which do the heavy imports.
+A package for each thing that is looked at. None of them prints; `ullage.cli` has the commands.
 """

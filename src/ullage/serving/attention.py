@@ -88,7 +88,7 @@ class Attention:
         return JSONResponse(await unless_disconnected(request, self._read(asked)))
 
     async def _read(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        from ullage.probes.served_prompt import AskedPrompt, OneRow, read_prompt
+        from ullage.probes.attention.served_prompt import AskedPrompt, OneRow, read_prompt
 
         prompt, of = asked["prompt"], asked["weights"]
         if isinstance(prompt, str):

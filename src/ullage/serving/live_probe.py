@@ -27,16 +27,16 @@ from ullage.engine.taps import Taps
 from ullage.errors import UnsupportedModel
 from ullage.findings.answer import NotEvaluable, finding_of
 from ullage.findings.json import finding_document
-from ullage.probes import baseline as baselines
-from ullage.probes import usual
-from ullage.probes.baseline import Baseline, Sizes
-from ullage.probes.embedded import SOURCE
-from ullage.probes.judging import Judge
-from ullage.probes.live import EVERY, LiveReader, LiveReading
-from ullage.probes.live_attention import KeptRows, LiveAttention
-from ullage.probes.readings import AttentionReading
-from ullage.probes.relations import Relations
-from ullage.probes.verdicts import RULES, Located, verdicts
+from ullage.probes.attention.embedded import SOURCE
+from ullage.probes.attention.live import KeptRows, LiveAttention
+from ullage.probes.attention.readings import AttentionReading
+from ullage.probes.baseline import baseline as baselines
+from ullage.probes.baseline import usual
+from ullage.probes.baseline.baseline import Baseline, Sizes
+from ullage.probes.baseline.judging import Judge
+from ullage.probes.baseline.live import EVERY, LiveReader, LiveReading
+from ullage.probes.baseline.relations import Relations
+from ullage.probes.baseline.verdicts import RULES, Located, verdicts
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES
 
 log = logging.getLogger("ullage.serving")

@@ -15,9 +15,9 @@ from ullage.engine.engine import Engine
 from ullage.engine.request import Request
 from ullage.engine.steps import Output
 from ullage.findings.finding import State
-from ullage.probes.quality import ENDS, Ended, Quality
-from ullage.probes.quality_rules import RULES
-from ullage.probes.quality_traits import TRAITS
+from ullage.probes.quality.quality import ENDS, Ended, Quality
+from ullage.probes.quality.rules import RULES
+from ullage.probes.quality.traits import TRAITS
 
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 STATES_EVERY = 16

@@ -1,0 +1,188 @@
+"""Live rows judged by a baseline: which part of which layer does not do what its weights say.
+
+Holds the running judgement and what it is sure of (`Alarm`); how that is said is `verdicts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ullage.probes.baseline import usual
+from ullage.probes.baseline.baseline import PATHS, Baseline
+from ullage.probes.baseline.relations import Cell, Residuals
+from ullage.probes.baseline.sequential import RUN_LENGTH, Detectors
+from ullage.probes.baseline.usual import Figure
+
+Doubles = NDArray[np.float64]
+
+MARGIN = 3.0
+"""A residual counts in units of three times what the baseline's prompts showed."""
+_KEEP = 0.9
+"""How much of what explains a residual is kept at each further reading."""
+_LEAST_EXPLAINED = 3
+"""Rows that an explanation needs: one is explained by anything."""
+_NOTHING = 0.02
+"""So near to no output at all one row is enough."""
+_SURE = 0.98
+"""Share of a residual that an explanation must explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A cell or figure that stands at an alarm.
+
+    `z` is the largest so far; `readings` were taken of it, and it rose at number `since` of the
+    rows. `factor` is what the output is times, where that explains it (0: no output at all);
+    `adapter_share` how much of an adapter's part is there, where that does. `channel` of a norm.
+    """
+
+    at: Cell | Figure
+    z: float
+    since: int
+    readings: int
+    factor: float | None = None
+    adapter_share: float | None = None
+    channel: int | None = None
+    made: float | None = None
+    said: float | None = None
+
+
+class Judge:
+    """One model's rows as they come. Not thread-safe."""
+
+    def __init__(self, baseline: Baseline, run_length: float = RUN_LENGTH) -> None:
+        self.baseline = baseline
+        self.cells = baseline.cells
+        self.figures = usual.figures(baseline.sketch.form)
+        self._num_cells = len(self.cells)
+        self._detectors = Detectors(self._num_cells + len(self.figures), run_length)
+        self._requests = usual.Requests()
+        self._nothing = np.full(len(self.figures), np.nan)
+        self.rows = 0
+        self._most = np.zeros(self._num_cells + len(self.figures))
+        self._since = np.zeros(len(self._most), np.int64)
+        # Running sums that explain a residual: by what was said, by an adapter's part of it.
+        self._sums = {name: np.zeros(self._num_cells) for name in ("rr", "rs", "ss", "ra", "aa")}
+        self._explained = np.zeros(self._num_cells, np.int64)
+        self._layers = np.array([-1 if c.layer is None else c.layer for c in self.cells])
+        self._last: Residuals | None = None
+
+    def see(
+        self, residuals: Residuals, figures: Doubles, request_id: str, *, compiled: bool
+    ) -> bool:
+        """Take in one row; whether it raised an alarm that did not stand before."""
+        self.rows += 1
+        noise = self.baseline.noise[PATHS.index("compiled" if compiled else "torch")]
+        z = np.concatenate([z_of(residuals, noise), self._unusual(request_id, figures)])
+        before = self._detectors.alarms
+        alarms = self._detectors.see(z)
+        rising = alarms & ~before
+        self._since[rising] = self.rows
+        self._most = np.where(alarms, np.fmax(self._most, np.abs(z)), 0.0)
+        self._explain(residuals, rising[: self._num_cells])
+        self._last = residuals
+        return bool(rising.any())
+
+    def _unusual(self, request_id: str, figures: Doubles) -> Doubles:
+        mean = self._requests.add(request_id, figures)
+        known = self.baseline.usual
+        return self._nothing if mean is None else usual.z_of(mean, known.mean, known.spread)
+
+    def _explain(self, found: Residuals, rising: NDArray[np.bool_]) -> None:
+        """What was before the fault explains nothing of it: where one rises, sums begin anew."""
+        self._explained = np.where(rising, 0, self._explained) + ~np.isnan(found.size)
+        with np.errstate(invalid="ignore", over="ignore"):
+            off, unit = found.made - found.said, found.size + 1e-30
+            parts = {
+                "rr": (off / unit) ** 2,
+                "rs": off * found.said / unit**2,
+                "ss": (found.said / unit) ** 2,
+                "ra": off * found.adapted / unit**2,
+                "aa": (found.adapted / unit) ** 2,
+            }
+            for name, values in parts.items():
+                kept = np.where(np.isfinite(values), values, 0.0)
+                self._sums[name] = np.where(rising, 0.0, _KEEP * self._sums[name]) + kept
+
+    def judged(self) -> frozenset[str]:
+        """Kinds of which at least one cell has been held against the baseline so far."""
+        read = np.flatnonzero(self._detectors.readings[: self._num_cells])
+        return frozenset(self.cells[number].kind for number in read.tolist())
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What stands at an alarm now, in the order in which a row passes it."""
+        at = np.flatnonzero(self._detectors.alarms)
+        return tuple(self._alarm(int(number)) for number in at)
+
+    def _alarm(self, number: int) -> Alarm:
+        found = Alarm(
+            self.cells[number] if number < self._num_cells
+            else self.figures[number - self._num_cells],
+            float(self._most[number]),
+            int(self._since[number]),
+            int(self._detectors.readings[number]),
+        )  # fmt: skip
+        if number >= self._num_cells or self._last is None:
+            return found
+        last = self._last
+        channel = int(last.channels[number])
+        return Alarm(
+            found.at, found.z, found.since, found.readings,
+            factor=self._factor(number),
+            adapter_share=self._adapter_share(number),
+            channel=None if channel < 0 else channel,
+            made=float(last.made[number]),
+            said=float(last.said[number]),
+        )  # fmt: skip
+
+    def _factor(self, number: int) -> float | None:
+        """made = factor · said, where that explains nearly all of the residual."""
+        return self._share(np.array([number]), "rs", "ss")
+
+    def _adapter_share(self, number: int) -> float | None:
+        """How much of the adapter's part is there, where that explains it.
+
+        Of all cells of the layer that stand at an alarm together: one of them alone is soon
+        explained by anything, and an adapter that is not whole is seldom so at one place.
+        """
+        if self._sums["aa"][number] <= 0:
+            return None
+        standing = self._detectors.alarms[: self._num_cells] & (self._sums["aa"] > 0)
+        layer = self.cells[number].layer
+        return self._share(np.flatnonzero(standing & (self._layers == layer)), "ra", "aa")
+
+    def _share(self, numbers: NDArray[np.int64], product: str, square: str) -> float | None:
+        rr, along, own = (float(self._sums[n][numbers].sum()) for n in ("rr", product, square))
+        if own <= 0 or rr <= 0 or along**2 < _SURE * rr * own:
+            return None
+        share = 1 + along / own
+        told = self._explained[numbers].sum() >= _LEAST_EXPLAINED or abs(share) < _NOTHING
+        return share if told else None
+
+    def exchanged(self, layer: int) -> bool:
+        """Whether gate gives what up should, and up what gate should, in the last row."""
+        if self._last is None:
+            return False
+        at = {
+            cell.part: number
+            for number, cell in enumerate(self.cells)
+            if cell.layer == layer and cell.part in ("gate", "up")
+        }
+        gate, up = at["gate"], at["up"]
+        made, said, size = self._last.made, self._last.said, self._last.size
+        off = abs(made[gate] - said[up]) + abs(made[up] - said[gate])
+        return bool(off < 0.05 * (size[gate] + size[up]))
+
+
+def z_of(residuals: Residuals, noise: Doubles) -> Doubles:
+    """In units of what rounding explains; infinite where a part's numbers are not finite."""
+    read = ~np.isnan(residuals.size) | ~np.isfinite(residuals.made)
+    explained = np.sqrt((noise * residuals.size) ** 2 + residuals.floor**2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        z = residuals.residual / (MARGIN * explained)
+    z = np.where(np.isfinite(residuals.residual) & np.isfinite(explained), z, np.inf)
+    known = read & ~np.isnan(noise)
+    return np.where(known, z, np.nan)

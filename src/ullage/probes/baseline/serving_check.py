@@ -1,0 +1,185 @@
+"""A running server held against a baseline, by what it tells of itself at GET /ullage/entropy.
+
+Holds the asking and the judging of entropies. A server that was started with a baseline judges its
+own rows, which says more: then its findings are passed on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ullage.errors import BadUsage, Unreachable
+from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable, finding_of
+from ullage.findings.finding import Evidence
+from ullage.findings.json import finding_document
+from ullage.probes.baseline import usual
+from ullage.probes.baseline.baseline import Baseline
+from ullage.probes.baseline.verdicts import RULES
+
+ROUTE = "/ullage/entropy"
+LEAST_ROWS = 8
+"""Fewer are no mean."""
+FALSE_ALARMS = 1e-3
+"""Of a healthy server's checks, at most: of sub-Gaussian z, by the union over all heads."""
+_MOST_EVIDENCE = 12
+_TIMEOUT_S = 60
+_STARTED = "`ullage serve MODEL --probe-baseline FILE`"
+_OUTSIDE = (
+    "From outside only entropy is seen: weights, norms, angles and adapters are judged by a server "
+    f"that was started with the baseline ({_STARTED})."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChecked:
+    """`findings` are documents. `judged_by`: `server`, or `entropy` where only that is seen."""
+
+    findings: list[dict[str, Any]]
+    rows: int
+    steps: int
+    judged_by: str
+    not_seen: str
+
+
+def check_server(url: str, baseline: Baseline, file: str, api_key: str | None) -> ServerChecked:
+    """Raises Unreachable, and BadUsage for a server that does not read along or another model."""
+    told = _told(url, api_key)
+    rows, steps = _count(told, "rows", url), _count(told, "steps", url)
+    findings = told.get("findings")
+    if isinstance(findings, list):
+        return ServerChecked(_passed_on(findings, url), rows, steps, "server", "")
+    return ServerChecked([_of_entropy(told, baseline, url, file, rows)], rows, steps, "entropy",
+                         _OUTSIDE)  # fmt: skip
+
+
+def far_z(count: int) -> float:
+    """Beyond it, one of `count` readings is a false alarm in `FALSE_ALARMS` of all checks."""
+    return math.sqrt(2 * math.log(count / FALSE_ALARMS))
+
+
+def _told(url: str, api_key: str | None) -> Mapping[str, Any]:
+    import httpx2
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        answer = httpx2.get(f"{url}{ROUTE}", timeout=_TIMEOUT_S, headers=headers)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise Unreachable(f"{url}: {error or type(error).__name__}") from error
+    if answer.status_code != 200:
+        expected = f"a server that reads along ({_STARTED}, or --probe)"
+        raise BadUsage(
+            f"{ROUTE} answered {answer.status_code}", file=url,
+            expected="the server's --api-key" if answer.status_code in (401, 403) else expected,
+        )  # fmt: skip
+    try:
+        told = answer.json()
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or not isinstance(told.get("layers"), list):
+        raise _unlike(url)
+    return told
+
+
+def _unlike(url: str) -> BadUsage:
+    return BadUsage(f"{ROUTE} is not what ullage's servers answer", file=url)
+
+
+def _count(told: Mapping[str, Any], name: str, url: str) -> int:
+    value = told.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _unlike(url)
+    return value
+
+
+_KEYS = {
+    **dict.fromkeys(("id", "title", "state", "severity", "kind", "cause", "remedy"), str),
+    **dict.fromkeys(("layers", "heads", "evidence", "missing"), list),
+}
+
+
+def _passed_on(findings: list[Any], url: str) -> list[dict[str, Any]]:
+    for one in findings:
+        if not isinstance(one, dict):
+            raise _unlike(url)
+        if any(not isinstance(one.get(key), kind) for key, kind in _KEYS.items()):
+            raise _unlike(url)
+        if one["state"] not in ("fired", "clear", "not_evaluable"):
+            raise _unlike(url)
+        if any(not isinstance(e, dict) or {"name", "value", "unit"} - set(e)
+               for e in one["evidence"]):  # fmt: skip
+            raise _unlike(url)
+    return findings
+
+
+def _of_entropy(
+    told: Mapping[str, Any], baseline: Baseline, url: str, file: str, rows: int
+) -> dict[str, Any]:
+    rule = next(one for one in RULES if one.id == "P008")
+    entropy_LH = _entropies(told, baseline, url, file) if rows >= LEAST_ROWS else None
+    answer: Answer
+    layers: list[int] = []
+    heads: list[int] = []
+    if entropy_LH is None:
+        answer = NotEvaluable((f"rows: {rows} were read, {LEAST_ROWS} are needed",))
+    else:
+        form = baseline.sketch.form
+        count = form.layers * form.heads
+        mean, spread = baseline.usual.mean[:count], baseline.usual.spread[:count]
+        z_LH = usual.z_of(entropy_LH.ravel(), mean, spread).reshape(entropy_LH.shape)
+        far = [tuple(map(int, place)) for place in np.argwhere(z_LH > far_z(count))]
+        shown = tuple(
+            Evidence(
+                f"layers.{layer} head {head} entropy", round(float(entropy_LH[layer, head]), 4),
+                "of the highest possible", f"{url}{ROUTE}, mean of its rows",
+            )
+            for layer, head in far[:_MOST_EVIDENCE]
+        )  # fmt: skip
+        layers = sorted({layer for layer, _ in far})
+        heads = sorted({head for _, head in far}) if len(layers) == 1 else []
+        answer = Clear((Evidence("rows read", rows, "", f"{url}{ROUTE}"),))
+        if far:
+            answer = Fired(
+                f"The mean entropy of {len(far)} of {count} heads is further from the baseline's "
+                "than texts explain.",
+                rule.fix, shown,
+            )  # fmt: skip
+    return {
+        **finding_document(finding_of(rule, answer)),
+        "kind": rule.kinds[0],
+        "layer": layers[0] if len(layers) == 1 else None,
+        "layers": layers,
+        "heads": heads,
+    }
+
+
+def _entropies(
+    told: Mapping[str, Any], baseline: Baseline, url: str, file: str
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """[layers, heads] as shares of the highest possible; NaN where a head says nothing."""
+    form = baseline.sketch.form
+    try:
+        found = np.array(
+            [
+                [
+                    np.nan if head["entropy_normalized"] is None
+                    else float(head["entropy_normalized"])
+                    for head in layer["heads"]
+                ]
+                for layer in told["layers"]
+            ],
+            np.float64,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unlike(url) from error
+    if found.shape != (form.layers, form.heads):
+        shape = " × ".join(map(str, found.shape))
+        raise BadUsage(
+            f"of {form.layers} × {form.heads} layers and heads", file=file,
+            expected=f"a baseline of the model that is served ({shape})",
+        )  # fmt: skip
+    return found

@@ -1,0 +1,316 @@
+"""Alarms as findings: which layer and kind is not itself, by what it shows, and what to do.
+
+Holds the rules and their sentences; when an alarm stands is `judging`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable, finding_of
+from ullage.findings.finding import Evidence, Finding, Severity
+from ullage.probes.baseline.baseline import Baseline
+from ullage.probes.baseline.judging import Alarm, Judge
+from ullage.probes.baseline.relations import Cell
+from ullage.probes.baseline.usual import Figure
+
+_RELOAD = (
+    "Take this replica out of rotation and load the weights anew; if it comes back, compare the "
+    "files (`ullage probe compare`), then suspect the machine's memory or arithmetic."
+)
+_LITTLE = 0.05
+_MANY_LAYERS = 4
+"""More layers of one kind are one fault: an option, a formula, a machine."""
+_NEAR = 0.02
+"""So near to a whole explanation (not there at all, wholly there) counts as it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What all rules say of themselves (`findings.answer.Described`), and which cells it reads."""
+
+    id: str
+    title: str
+    severity: Severity
+    kinds: tuple[str, ...]
+    why: str
+    fix: str
+    example: str
+    category: str = "model"
+    source: str = "docs/probes.md, Against a baseline"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "P001", "products of weights and activations", Severity.error, ("q", "k", "v", "o", "mlp"),
+        "A matrix that multiplies otherwise than the healthy one did answers at full speed and "
+        "wrongly: changed weights, a wrong scale of a quantised one, a processor that miscounts.",
+        _RELOAD, "one head's q four times as large",
+    ),
+    Rule(
+        "P002", "norms", Severity.error, ("norm",),
+        "A norm's weight stands in front of every product of its part; one flipped exponent bit "
+        "scales one channel in all tokens.",
+        _RELOAD, "one exponent bit of one weight flipped",
+    ),
+    Rule(
+        "P003", "positions", Severity.error, ("rope",),
+        "Other angles leave short answers right and long ones wrong, and raise no error.",
+        "Compare rope_theta, rope_scaling and the length that is served with the baseline's "
+        "(`ullage probe rope`).",
+        "rope_theta five times as large",
+    ),
+    Rule(
+        "P004", "attention over the cache", Severity.error, ("attention",),
+        "Attention computed again from the same cache must be what the engine computed: else a "
+        "kernel, a mask or a scale is wrong.",
+        "Start with another attention path (`--attention gathered`); report the model and options.",
+        "scores scaled by 1/head_dim instead of its root",
+    ),
+    Rule(
+        "P005", "embedding and output head", Severity.error, ("embedding",),
+        "Rows of the embedding stand for tokens: a changed one spoils what some tokens mean.",
+        _RELOAD, "an embedding row of zeros",
+    ),
+    Rule(
+        "P006", "adapters", Severity.error, ("lora",),
+        "An adapter that is applied in part answers like something between the base and itself.",
+        "Unload the adapter and load it again; check it with `ullage adapter check`.",
+        "an adapter of which only half of the layers is applied",
+    ),
+    Rule(
+        "P007", "finite numbers", Severity.error, ("not_finite",),
+        "NaN and Inf spread to everything behind them.",
+        "Find the operator with `ullage probe numerics MODEL`.",
+        "an overflow in the first layer's feed-forward",
+    ),
+    Rule(
+        "P008", "attention entropy", Severity.warning, ("entropy",),
+        "A head whose weights lie far more, or less, spread than over any prompt of the baseline "
+        "reads its context otherwise: from another cache, or another sort of text.",
+        "Look at the head (`GET /ullage/entropy`); where the texts are new, take a baseline of "
+        "prompts like them.",
+        "scores of one head that lie tens of units above the baseline's",
+    ),
+    Rule(
+        "P009", "sizes of activations", Severity.warning, ("size",),
+        "A residual stream or feed-forward far larger or smaller than over any prompt of the "
+        "baseline: exploding or dead channels, or another sort of text.",
+        "Where the texts are new, take a baseline of prompts like them.",
+        "a residual stream a hundred times as large",
+    ),
+)  # fmt: skip
+
+_SIZES = ("residual_rms", "residual_max", "hidden_max", "top_logprob")
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A finding and what it speaks of: layers in order (none: outside of them), heads of one."""
+
+    finding: Finding
+    kind: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...] = ()
+
+    @property
+    def layer(self) -> int | None:
+        return self.layers[0] if len(self.layers) == 1 else None
+
+
+def verdicts(judge: Judge) -> tuple[Located, ...]:
+    """Every rule's answers: for each fired one a finding of its layer, or of all that are alike."""
+    blind = dict(blind_kinds(judge.baseline))
+    judged = judge.judged()
+    for kind in (kind for rule in RULES[:5] for kind in rule.kinds):
+        if kind not in judged:
+            blind.setdefault(kind, f"{kind}: no row so far ran as rows of the baseline did")
+    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, blind)
+
+
+def blind_kinds(baseline: Baseline) -> Mapping[str, str]:
+    """Kinds of which nothing can be read, and why."""
+    import numpy as np
+
+    seen = {
+        cell.kind
+        for cell, levels in zip(baseline.cells, baseline.noise.T, strict=True)
+        if not np.isnan(levels).all()
+    }
+    if baseline.sketch.adapters:
+        seen.add("lora")
+    return {
+        kind: "the baseline holds no adapter" if kind == "lora" else f"no {kind} in this model"
+        for rule in RULES[:6]
+        for kind in rule.kinds
+        if kind not in seen
+    }
+
+
+def of_alarms(
+    alarms: Sequence[Alarm],
+    rows: int,
+    exchanged: Callable[[int], bool],
+    blind: Mapping[str, str],
+) -> tuple[Located, ...]:
+    """See `verdicts`. Behind a fault of the model's own, what texts usually do says nothing."""
+    own = [one for one in alarms if isinstance(one.at, Cell)]
+    usual = [one for one in alarms if isinstance(one.at, Figure)]
+    found: list[Located] = []
+    for rule in RULES:
+        groups = _groups(rule, own, [] if own else usual)
+        if groups:
+            found += [_fired(rule, group, exchanged) for group in groups]
+            continue
+        found.append(_quiet(rule, rows, blind, hidden=bool(own) and rule.id in ("P008", "P009")))
+    return tuple(found)
+
+
+def _quiet(rule: Rule, rows: int, blind: Mapping[str, str], *, hidden: bool) -> Located:
+    answer: Answer = Clear((Evidence("rows read", rows, "", "the engine's own activations"),))
+    if not rows:
+        answer = NotEvaluable(("rows: no step was sampled so far",))
+    elif hidden:
+        answer = NotEvaluable(("a sound model: behind a fault these say nothing of their own",))
+    elif all(kind in blind for kind in rule.kinds):
+        answer = NotEvaluable(tuple(dict.fromkeys(blind[kind] for kind in rule.kinds)))
+    return Located(finding_of(rule, answer), rule.kinds[0], ())
+
+
+def _kind(alarm: Alarm) -> str:
+    if isinstance(alarm.at, Figure):
+        return "size" if alarm.at.name in _SIZES else "entropy"
+    if math.isinf(alarm.z):
+        return "not_finite"
+    return "lora" if alarm.adapter_share is not None else alarm.at.kind
+
+
+def _groups(
+    rule: Rule, own: Sequence[Alarm], usual: Sequence[Alarm]
+) -> list[tuple[str, list[Alarm]]]:
+    """Alarms of a rule by kind and layer; one group of a kind that stands in many layers."""
+    if rule.id == "P007":
+        broken = [one for one in own if _kind(one) == "not_finite"]
+        return [("not_finite", broken)] if broken else []
+    by: dict[tuple[str, int | None], list[Alarm]] = {}
+    for one in (*own, *usual):
+        kind = _kind(one)
+        if kind in rule.kinds:
+            by.setdefault((kind, one.at.layer), []).append(one)
+    groups: list[tuple[str, list[Alarm]]] = []
+    for kind in dict.fromkeys(kind for kind, _ in by):
+        own_layers = [alarms for (of, _), alarms in by.items() if of == kind]
+        if rule.id in ("P003", "P006", "P008", "P009") or len(own_layers) > _MANY_LAYERS:
+            groups.append((kind, [one for alarms in own_layers for one in alarms]))
+        else:
+            groups += [(kind, alarms) for alarms in own_layers]
+    return groups
+
+
+def _fired(rule: Rule, group: tuple[str, list[Alarm]], exchanged: Callable[[int], bool]) -> Located:
+    kind, alarms = group
+    if kind == "not_finite":
+        # What comes first on the row's way is where it began.
+        alarms = [min(alarms, key=_way)]
+        kind = alarms[0].at.kind if isinstance(alarms[0].at, Cell) else kind
+    layers = tuple(sorted({one.at.layer for one in alarms if one.at.layer is not None}))
+    heads = tuple(sorted({one.at.head for one in alarms if one.at.head is not None}))
+    worst = max(alarms, key=lambda one: one.z)
+    evidence = [_evidence(one) for one in alarms[:_MOST_EVIDENCE]]
+    answer = Fired(_cause(rule, kind, alarms, worst, layers, exchanged), rule.fix, tuple(evidence))
+    return Located(finding_of(rule, answer), kind, layers, heads if len(layers) == 1 else ())
+
+
+_MOST_EVIDENCE = 12
+
+
+def _way(alarm: Alarm) -> tuple[float, int]:
+    from ullage.probes.baseline.relations import KINDS
+
+    assert isinstance(alarm.at, Cell)
+    part = list(KINDS).index(alarm.at.part)
+    if alarm.at.layer is None:
+        return (-1.0 if alarm.at.part == "embedding" else math.inf, part)
+    return (float(alarm.at.layer), part)
+
+
+def _evidence(alarm: Alarm) -> Evidence:
+    at = alarm.at
+    what = at.part if isinstance(at, Cell) else at.name
+    place = "" if at.layer is None else f"layers.{at.layer}."
+    head = "" if at.head is None else f" head {at.head}"
+    far: float | str = "not finite" if math.isinf(alarm.z) else round(alarm.z, 1)
+    unit = "" if isinstance(far, str) else "times what rounding explains"
+    if isinstance(at, Figure):
+        unit = "times what requests may differ by"
+    return Evidence(f"{place}{what}{head}", far, unit, f"{alarm.readings} rows")
+
+
+def _place(layers: Sequence[int]) -> str:
+    if not layers:
+        return "outside of the layers"
+    if len(layers) == 1:
+        return f"in layer {layers[0]}"
+    shown = ", ".join(map(str, layers[:8])) + (", …" if len(layers) > 8 else "")
+    return f"in {len(layers)} layers ({shown})"
+
+
+def _cause(
+    rule: Rule,
+    kind: str,
+    alarms: Sequence[Alarm],
+    worst: Alarm,
+    layers: Sequence[int],
+    exchanged: Callable[[int], bool],
+) -> str:
+    place = _place(layers)
+    if math.isinf(worst.z):
+        return f"Numbers that are not finite begin with {_named(worst)}, {place}."
+    if rule.id == "P006":
+        return _of_adapter(alarms, place)
+    if kind == "mlp" and len(layers) == 1 and exchanged(layers[0]):
+        return f"Gate and up have changed places {place}."
+    if rule.id == "P008":
+        return f"Attention is not as over any prompt of the baseline {place}."
+    if rule.id == "P009":
+        return f"Activations are not as large as over any prompt of the baseline {place}."
+    said = f"{_named(worst)} {place} does not give what the baseline's weights give"
+    more = _explained(worst)
+    return f"{said[0].upper()}{said[1:]}{more}."
+
+
+def _named(alarm: Alarm) -> str:
+    at = alarm.at
+    if isinstance(at, Figure):
+        return at.name
+    head = "" if at.head is None else f" of head {at.head}"
+    channel = "" if alarm.channel is None else f" in channel {alarm.channel}"
+    return f"{at.part}{head}{channel}"
+
+
+def _explained(alarm: Alarm) -> str:
+    if alarm.channel is not None and alarm.made is not None and alarm.said:
+        return _times(alarm.made / alarm.said)
+    if alarm.factor is None:
+        return ""
+    if abs(alarm.factor) < _NEAR:
+        return ": nothing comes of it"
+    return _times(alarm.factor)
+
+
+def _times(factor: float) -> str:
+    if 0 < abs(factor - 1) < _LITTLE:
+        return f": it is {abs(factor - 1):.2%} too {'large' if factor > 1 else 'small'}"
+    return f": it is {factor:.3g} times as large"
+
+
+def _of_adapter(alarms: Iterable[Alarm], place: str) -> str:
+    shares = [one.adapter_share for one in alarms if one.adapter_share is not None]
+    middle = sorted(shares)[len(shares) // 2]
+    parts = {one.at.part for one in alarms if isinstance(one.at, Cell)}
+    what = ", ".join(sorted(parts))
+    if abs(middle) < _NEAR:
+        return f"The adapter is not applied to {what} {place}."
+    return f"The adapter is applied {middle:.3g} times to {what} {place}."

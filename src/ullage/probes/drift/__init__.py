@@ -1,0 +1,1 @@
+"""Sizes of activations, and whether they moved."""

@@ -1,0 +1,1 @@
+"""Rotary tables as they are built, against exact ones."""

@@ -1,0 +1,1 @@
+"""Which weights matter: how far answers move when one is changed."""
