@@ -12,10 +12,11 @@ from pathlib import Path
 from ullage.adapters.rules.table import RULES as ADAPTER_RULES
 from ullage.audit.pages import index_page, rule_page
 from ullage.audit.rules import RULES as AUDIT_RULES
+from ullage.probes.baseline.rules import RULES as BASELINE_RULES
 from ullage.probes.quality.rules import RULES as QUALITY_RULES
 from ullage.watch.rules.table import RULES as WATCH_RULES
 
-RULES = (*AUDIT_RULES, *ADAPTER_RULES, *QUALITY_RULES, *WATCH_RULES)
+RULES = (*AUDIT_RULES, *ADAPTER_RULES, *BASELINE_RULES, *QUALITY_RULES, *WATCH_RULES)
 
 PLACE = Path(__file__).parents[1] / "docs" / "rules"
 

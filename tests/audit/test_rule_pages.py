@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ from ullage.audit import RULES
 from ullage.audit.silent_examples import SILENT
 from ullage.cli.main import main
 from ullage.findings import Severity
+from ullage.probes.baseline.rules import RULES as BASELINE_RULES
 from ullage.probes.quality.rules import RULES as QUALITY_RULES
 from ullage.watch.rules.table import RULES as WATCH_RULES
 
-ALL = (*RULES, *ADAPTER_RULES, *QUALITY_RULES, *WATCH_RULES)
+ALL = (*RULES, *ADAPTER_RULES, *BASELINE_RULES, *QUALITY_RULES, *WATCH_RULES)
 
 TOOL = Path(__file__).parents[2] / "tools" / "generate_rule_pages.py"
 
@@ -46,7 +49,8 @@ def test_ids_are_unique_stable_in_form_and_in_order():
 
 
 @pytest.mark.parametrize(
-    ("rules", "letter"), [(ADAPTER_RULES, "L"), (QUALITY_RULES, "Q"), (WATCH_RULES, "W")]
+    ("rules", "letter"),
+    [(ADAPTER_RULES, "L"), (BASELINE_RULES, "P"), (QUALITY_RULES, "Q"), (WATCH_RULES, "W")],
 )
 def test_rules_about_other_things_have_ids_of_their_own(rules, letter):
     ids = [rule.id for rule in rules]
@@ -68,7 +72,20 @@ def test_explain_without_an_id_lists_all(capsys):
     assert len(capsys.readouterr().out.splitlines()) == len(ALL)
 
 
-def test_explain_of_an_unknown_id_is_one_sentence(capsys):
-    assert main(["explain", "A999"]) == 2
+def test_explain_imports_nothing_that_is_heavy():
+    """Of all tables, among them those of rooms that need numpy and torch to look at a model."""
+    code = (
+        "import sys; from ullage.cli.main import main;"
+        "main(['explain']); main(['explain', 'P001']);"
+        "heavy = {'torch', 'transformers', 'numpy', 'rich'} & set(sys.modules);"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("unknown", ["A999", "P999"])
+def test_explain_of_an_unknown_id_is_one_sentence(unknown, capsys):
+    assert main(["explain", unknown]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and len(said.err.splitlines()) == 1 and "A999" in said.err
+    assert said.out == "" and len(said.err.splitlines()) == 1 and unknown in said.err

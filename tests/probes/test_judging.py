@@ -16,8 +16,9 @@ from ullage.probes.baseline.baseline import Baseline
 from ullage.probes.baseline.judging import Judge, z_of
 from ullage.probes.baseline.learning import learn
 from ullage.probes.baseline.relations import KINDS, Cell, Residuals
+from ullage.probes.baseline.rules import RULES
 from ullage.probes.baseline.usual import Requests
-from ullage.probes.baseline.verdicts import RULES, verdicts
+from ullage.probes.baseline.verdicts import verdicts
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +249,47 @@ def test_entropies_far_from_every_prompt_are_a_warning_in_their_layers(
     (one,) = fired(judge).values()
     assert (one.finding.id, one.layers) == ("P008", (1,))
     assert one.finding.severity.name == "warning"
+
+
+def figures_of_requests(
+    baseline: Baseline, far: Callable[[usual.Figure, float, float], float], requests: int = 12
+) -> dict[str, Any]:
+    """What fires when each figure of every request is `far(figure, mean, spread)`."""
+    judge, random = Judge(baseline), np.random.default_rng(14)
+    known = zip(judge.figures, baseline.usual.mean, baseline.usual.spread, strict=True)
+    figures = np.array([far(*one) for one in known])
+    for request in range(requests):
+        for _ in range(Requests.FIRST):
+            see(judge, healthy(baseline, random), figures, str(request))
+    return fired(judge)
+
+
+def test_a_head_that_rests_on_one_key_in_every_request_fires_p008(baseline: Baseline) -> None:
+    def far(figure: usual.Figure, mean: float, spread: float) -> float:
+        here = (figure.name, figure.layer, figure.head) == ("entropy", 1, 2)
+        return 0.05 if here else mean
+
+    number = Judge(baseline).figures.index(usual.Figure("entropy", 1, 2))
+    assert baseline.usual.mean[number] > 0.75
+    found = figures_of_requests(baseline, far)
+    assert set(found) == {"P008"}
+    assert (found["P008"].layers, found["P008"].heads) == ((1,), (2,))
+
+
+@pytest.mark.parametrize(("times", "rules"), [(100, {"P009"}), (2, set())])
+def test_a_residual_stream_a_hundred_times_as_large_fires_p009_twice_does_not(
+    times: float, rules: set[str], baseline: Baseline
+) -> None:
+    def far(figure: usual.Figure, mean: float, spread: float) -> float:
+        return mean + np.log(times) * figure.name.startswith("residual_")
+
+    assert set(figures_of_requests(baseline, far)) == rules
+
+
+def test_every_figure_three_spreads_off_in_every_request_fires_nothing(baseline: Baseline) -> None:
+    assert not figures_of_requests(
+        baseline, lambda figure, mean, spread: mean + 3 * spread, requests=200
+    )
 
 
 def test_behind_a_fault_of_the_models_own_what_texts_do_says_nothing(

@@ -64,11 +64,54 @@ def test_in_bfloat16_it_is_found_too(
     assert fault.found_by(found, LAYER), found.places
 
 
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ("q of one head times 4", "P001"),
+        ("one channel of down times 1.5", "P001"),  # and not P002: the norm behind it is sound
+        ("k zeroed", "P001"),  # and not P004: attention to what lies in the cache is right
+        ("an exponent bit of a norm weight", "P002"),
+        ("theta times 5", "P003"),
+        ("scores times 1/head_dim", "P004"),
+        ("one row of the head times 1.5", "P005"),
+    ],
+)
+def test_the_example_of_a_rule_fires_it_and_no_other(
+    fault: str, rule: str, healthy: Callable[[str, str], tuple[Engine, Baseline]]
+) -> None:
+    """What docs/rules/ says of P001 to P005."""
+    engine, baseline = healthy("llama", "torch")
+    (planted,) = [one for one in FAULTS if one.name == fault]
+    with ExitStack() as stack:
+        found = judged(planted.plant(engine, stack, LAYER), baseline)
+    assert {one.finding.id for one in found.fired} == {rule}
+
+
+@pytest.mark.parametrize(
+    ("family", "way"), [*(("llama", way) for way in WAYS), ("mistral-window", "torch")]
+)
+def test_a_request_five_times_as_long_as_the_baselines_raises_nothing(
+    family: str, way: str, healthy: Callable[[str, str], tuple[Engine, Baseline]]
+) -> None:
+    """Positions, keys and (of a window) hidden keys that the baseline never saw."""
+    engine, baseline = healthy(family, way)
+    assert engine.tokenizer is not None
+    longest = max(len(engine.tokenizer.encode(one)) for one in PROMPTS) + 24
+    found = judged(engine, baseline, OTHERS[:1], every=4, new_tokens=5 * longest)
+    assert found.rows >= longest and not found.fired, found.places
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_other_texts_of_a_healthy_model_raise_nothing(
     way: str, healthy: Callable[[str, str], tuple[Engine, Baseline]]
 ) -> None:
     engine, baseline = healthy("llama", way)
+    assert engine.tokenizer is not None
+    known, others = (
+        {token for one in texts for token in engine.tokenizer.encode(one)}
+        for texts in (PROMPTS, OTHERS)
+    )
+    assert others - known
     found = judged(engine, baseline, OTHERS, every=1, new_tokens=40)
     assert found.rows >= 40 and not found.fired, found.places
 

@@ -26,8 +26,9 @@ from ullage.errors import BadInput
 from ullage.probes.baseline import baseline as baselines
 from ullage.probes.baseline.learning import learn
 from ullage.probes.baseline.live import LiveReader
+from ullage.probes.baseline.rules import RULES
 from ullage.probes.baseline.serving_check import check_server
-from ullage.probes.baseline.verdicts import RULES, Located
+from ullage.probes.baseline.verdicts import Located
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.live_probe import MANY, MOST_SERIES, series_of
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES

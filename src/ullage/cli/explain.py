@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
 
 from ullage.audit.pages import explanation
 from ullage.audit.rules import RULES, find_rule
@@ -23,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one rule, or the list of all of them."""
     if args.rule is None:
-        for rule in (*RULES, *_adapter_rules(), *_quality_rules(), *_watch_rules()):
+        others = (rule for rules in TABLES.values() for rule in rules())
+        for rule in (*RULES, *others):
             print(f"{rule.id}  {rule.severity.name:<7}  {rule.title}")
         return 0
     sys.stdout.write(explanation(_find(args.rule)))
@@ -31,11 +33,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(rule_id: str) -> Described:
-    """The rule of that id, of the audit, of adapters, of answers or of watch."""
+    """The rule of that id, in the table of its letter; the audit's are all others."""
     wanted = rule_id.strip().upper()
-    tables = {"L": _adapter_rules, "Q": _quality_rules, "W": _watch_rules}
-    if wanted[:1] in tables:
-        for rule in tables[wanted[:1]]():
+    if wanted[:1] in TABLES:
+        for rule in TABLES[wanted[:1]]():
             if rule.id == wanted:
                 return rule
     return find_rule(rule_id)
@@ -49,6 +50,12 @@ def _adapter_rules() -> tuple[Described, ...]:
     return ADAPTER_RULES
 
 
+def _baseline_rules() -> tuple[Described, ...]:
+    from ullage.probes.baseline.rules import RULES as BASELINE_RULES
+
+    return BASELINE_RULES
+
+
 def _quality_rules() -> tuple[Described, ...]:
     from ullage.probes.quality.rules import RULES as QUALITY_RULES
 
@@ -59,3 +66,12 @@ def _watch_rules() -> tuple[Described, ...]:
     from ullage.watch.rules.table import RULES as WATCH_RULES
 
     return WATCH_RULES
+
+
+# First letter of an id → its rules, in the order in which they are listed.
+TABLES: Mapping[str, Callable[[], tuple[Described, ...]]] = {
+    "L": _adapter_rules,
+    "P": _baseline_rules,
+    "Q": _quality_rules,
+    "W": _watch_rules,
+}

@@ -36,7 +36,8 @@ from ullage.probes.baseline.baseline import Baseline, Sizes
 from ullage.probes.baseline.judging import Judge
 from ullage.probes.baseline.live import EVERY, LiveReader, LiveReading
 from ullage.probes.baseline.relations import Relations
-from ullage.probes.baseline.verdicts import RULES, Located, verdicts
+from ullage.probes.baseline.rules import RULES
+from ullage.probes.baseline.verdicts import Located, verdicts
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES
 
 log = logging.getLogger("ullage.serving")

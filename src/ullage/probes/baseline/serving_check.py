@@ -19,7 +19,7 @@ from ullage.findings.finding import Evidence
 from ullage.findings.json import finding_document
 from ullage.probes.baseline import usual
 from ullage.probes.baseline.baseline import Baseline
-from ullage.probes.baseline.verdicts import RULES
+from ullage.probes.baseline.rules import RULES
 
 ROUTE = "/ullage/entropy"
 LEAST_ROWS = 8

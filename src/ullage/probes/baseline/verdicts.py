@@ -1,6 +1,6 @@
 """Alarms as findings: which layer and kind is not itself, by what it shows, and what to do.
 
-Holds the rules and their sentences; when an alarm stands is `judging`'s.
+Holds what is said of a place; the rules are `rules`', and when an alarm stands is `judging`'s.
 """
 
 from __future__ import annotations
@@ -10,98 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable, finding_of
-from ullage.findings.finding import Evidence, Finding, Severity
+from ullage.findings.finding import Evidence, Finding
 from ullage.probes.baseline.baseline import Baseline
 from ullage.probes.baseline.judging import Alarm, Judge
 from ullage.probes.baseline.relations import Cell
+from ullage.probes.baseline.rules import RULES, Rule
 from ullage.probes.baseline.usual import Figure
 
-_RELOAD = (
-    "Take this replica out of rotation and load the weights anew; if it comes back, compare the "
-    "files (`ullage probe compare`), then suspect the machine's memory or arithmetic."
-)
 _LITTLE = 0.05
 _MANY_LAYERS = 4
 """More layers of one kind are one fault: an option, a formula, a machine."""
 _NEAR = 0.02
 """So near to a whole explanation (not there at all, wholly there) counts as it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What all rules say of themselves (`findings.answer.Described`), and which cells it reads."""
-
-    id: str
-    title: str
-    severity: Severity
-    kinds: tuple[str, ...]
-    why: str
-    fix: str
-    example: str
-    category: str = "model"
-    source: str = "docs/probes.md, Against a baseline"
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "P001", "products of weights and activations", Severity.error, ("q", "k", "v", "o", "mlp"),
-        "A matrix that multiplies otherwise than the healthy one did answers at full speed and "
-        "wrongly: changed weights, a wrong scale of a quantised one, a processor that miscounts.",
-        _RELOAD, "one head's q four times as large",
-    ),
-    Rule(
-        "P002", "norms", Severity.error, ("norm",),
-        "A norm's weight stands in front of every product of its part; one flipped exponent bit "
-        "scales one channel in all tokens.",
-        _RELOAD, "one exponent bit of one weight flipped",
-    ),
-    Rule(
-        "P003", "positions", Severity.error, ("rope",),
-        "Other angles leave short answers right and long ones wrong, and raise no error.",
-        "Compare rope_theta, rope_scaling and the length that is served with the baseline's "
-        "(`ullage probe rope`).",
-        "rope_theta five times as large",
-    ),
-    Rule(
-        "P004", "attention over the cache", Severity.error, ("attention",),
-        "Attention computed again from the same cache must be what the engine computed: else a "
-        "kernel, a mask or a scale is wrong.",
-        "Start with another attention path (`--attention gathered`); report the model and options.",
-        "scores scaled by 1/head_dim instead of its root",
-    ),
-    Rule(
-        "P005", "embedding and output head", Severity.error, ("embedding",),
-        "Rows of the embedding stand for tokens: a changed one spoils what some tokens mean.",
-        _RELOAD, "an embedding row of zeros",
-    ),
-    Rule(
-        "P006", "adapters", Severity.error, ("lora",),
-        "An adapter that is applied in part answers like something between the base and itself.",
-        "Unload the adapter and load it again; check it with `ullage adapter check`.",
-        "an adapter of which only half of the layers is applied",
-    ),
-    Rule(
-        "P007", "finite numbers", Severity.error, ("not_finite",),
-        "NaN and Inf spread to everything behind them.",
-        "Find the operator with `ullage probe numerics MODEL`.",
-        "an overflow in the first layer's feed-forward",
-    ),
-    Rule(
-        "P008", "attention entropy", Severity.warning, ("entropy",),
-        "A head whose weights lie far more, or less, spread than over any prompt of the baseline "
-        "reads its context otherwise: from another cache, or another sort of text.",
-        "Look at the head (`GET /ullage/entropy`); where the texts are new, take a baseline of "
-        "prompts like them.",
-        "scores of one head that lie tens of units above the baseline's",
-    ),
-    Rule(
-        "P009", "sizes of activations", Severity.warning, ("size",),
-        "A residual stream or feed-forward far larger or smaller than over any prompt of the "
-        "baseline: exploding or dead channels, or another sort of text.",
-        "Where the texts are new, take a baseline of prompts like them.",
-        "a residual stream a hundred times as large",
-    ),
-)  # fmt: skip
 
 _SIZES = ("residual_rms", "residual_max", "hidden_max", "top_logprob")
 
