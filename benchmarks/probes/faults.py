@@ -313,6 +313,9 @@ def table() -> None:
         way: json.loads(file.read_text())
         for way in WAYS if (file := FOLDER / f"{way}_healthy.json").exists()
     }  # fmt: skip
+    for way, document in found.items():
+        if (file := FOLDER / f"{way}_lora.json").exists():
+            document["results"] += json.loads(file.read_text())["results"]
     first = next(iter(found.values()))
     lines = [
         "# Detection against fault size", "",
@@ -323,11 +326,14 @@ def table() -> None:
         "or kind; – : not found within 64 tokens; blank: not tried.", "",
         "| fault | size | " + " | ".join(found) + " |", "|---" * (2 + len(found)) + "|",
     ]  # fmt: skip
-    for sweep in SWEEPS:
-        for size in sweep.sizes:
-            cells = [_cell(document, sweep.name, size) for document in found.values()]
-            shown = f"{sweep.size} {size:g}" if sweep.size else ""
-            lines.append(f"| {sweep.name} | {shown} | " + " | ".join(cells) + " |")
+    every = [(sweep.name, sweep.size, size) for sweep in SWEEPS for size in sweep.sizes]
+    every += [(one["fault"], one["unit"], one["size"])
+              for document in found.values() for one in document["results"]
+              if one["fault"].startswith("adapter")]  # fmt: skip
+    for name, unit, size in dict.fromkeys(every):
+        cells = [_cell(document, name, size) for document in found.values()]
+        shown = f"{unit} {size:g}" if unit else ""
+        lines.append(f"| {name} | {shown} | " + " | ".join(cells) + " |")
     lines += ["", "## Healthy tokens", ""]
     lines += [_calm(way, one) for way, one in calm.items()]
     PAGE.write_text("\n".join(lines) + "\n")
