@@ -59,7 +59,8 @@ def test_a_text_is_the_same_alone_and_in_company(name: str, encoder_dir: Encoder
     texts = _texts(2, 60)
     for text, together in zip(texts, encoder.forward(texts), strict=True):
         (alone,) = encoder.forward([text])
-        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+        # Many rows may be multiplied by other loops than few: each is within 4e-5 of float64.
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["roberta", "roberta-other-padding"])

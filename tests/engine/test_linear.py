@@ -98,6 +98,16 @@ def test_bfloat16_of_many_rows_is_multiplied_as_the_floats_it_is() -> None:
     torch.testing.assert_close(found, (x.double() @ weight.double().T).bfloat16())
 
 
+def test_weights_are_widened_in_and_out_of_inference_mode() -> None:
+    """What one call leaves for the next can be written by it, whatever mode either is in."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(640, 640).bfloat16(), torch.randn(8, 640).bfloat16()
+    linear = FloatLinear(weight)
+    with torch.inference_mode():
+        inside = linear(x)
+    torch.testing.assert_close(linear(x), inside.clone())
+
+
 @KERNELS
 @pytest.mark.usefixtures("own_floats")
 def test_rows_that_lie_apart_and_outputs_of_no_whole_strip() -> None:

@@ -68,5 +68,7 @@ _workspace = _Workspace()
 def _widened(weight_OI: torch.Tensor) -> torch.Tensor:
     """float32 in memory that the next call overwrites: fresh pages cost more than the copy."""
     if _workspace.held.numel() < weight_OI.numel():
-        _workspace.held = torch.empty(weight_OI.numel())
+        # What inference mode makes could not be written outside of it.
+        with torch.inference_mode(False):
+            _workspace.held = torch.empty(weight_OI.numel())
     return _workspace.held[: weight_OI.numel()].view(weight_OI.shape).copy_(weight_OI)
