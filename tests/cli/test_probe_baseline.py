@@ -104,6 +104,45 @@ def test_a_fault_in_the_files_is_found_and_located(
     )
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("tensor", "kind", "layer"),
+    [
+        ("model.embed_tokens", "embedding", None),
+        ("model.layers.0.input_layernorm", "norm", 0),
+        ("model.layers.1.self_attn.q_proj", "q", 1),
+        ("model.layers.1.self_attn.k_proj", "k", 1),
+        ("model.layers.1.self_attn.v_proj", "v", 1),
+        ("model.layers.1.self_attn.o_proj", "o", 1),
+        ("model.layers.2.mlp.gate_proj", "mlp", 2),
+        ("model.layers.2.mlp.down_proj", "mlp", 2),
+        ("model.norm", "norm", None),
+        ("lm_head", "embedding", None),
+    ],
+)
+def test_a_model_whose_every_request_ends_at_once_is_no_clean_one(
+    tensor: str, kind: str, layer: int | None, value: float, model: Path, baseline: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The engine ends a request whose numbers are not finite before a sampled step is due."""
+
+    def fault(tensors: dict[str, Any]) -> None:
+        tensors[f"{tensor}.weight"][..., 3] = value
+
+    other = changed_copy(model, tmp_path / "faulty", fault)
+    assert check(other, baseline, "--output", "json") == 1
+    told = answered(capsys)
+    (fired,) = [one for one in told["findings"] if one["id"] == "P007"]
+    assert (fired["state"], fired["kind"], fired["layer"]) == ("fired", kind, layer)
+
+
+def test_where_no_row_is_read_nothing_is_decided(
+    model: Path, baseline: Path, texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(model, baseline, "--every", "100000") == 1
+    assert "not decided: nothing could be judged" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -275,7 +314,7 @@ def test_a_server_without_a_baseline_is_judged_by_entropy_alone(
 def test_a_server_that_read_too_little_is_not_judged(
     telling: Any, baseline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert served(telling, told_of(baseline, rows=2), baseline)() == 0
+    assert served(telling, told_of(baseline, rows=2), baseline)() == 1
     (finding,) = answered(capsys)["findings"]
     assert finding["state"] == "not_evaluable" and "2 were read" in finding["missing"][0]
 

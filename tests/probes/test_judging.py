@@ -131,6 +131,23 @@ def test_what_no_factor_explains_is_not_called_one(baseline: Baseline) -> None:
     assert alarm.factor is None and fired(judge)["P001"].kind == "o"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_factor_explains_but_for_more_than_rounding_is_not_called_one(
+    seed: int, baseline: Baseline
+) -> None:
+    """Rows of one text are alike: a single wrong weight then adds nearly the same to each."""
+    judge, random = Judge(baseline), np.random.default_rng(seed)
+    number = at(baseline, "up", 1)
+    for _ in range(4):
+        residuals = healthy(baseline, random)
+        said = residuals.said[number]
+        changed(residuals, number, said * (0.9 + 0.003 * random.standard_normal()))
+        see(judge, residuals)
+        (alarm,) = judge.alarms()
+        assert alarm.factor is None
+    assert "times as large" not in fired(judge)["P001"].finding.cause
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
 def test_an_adapter_in_part_is_an_adapters(share: float, baseline: Baseline) -> None:
     judge, random = Judge(baseline), np.random.default_rng(4)
@@ -156,6 +173,26 @@ def test_gate_and_up_exchanged_are_said_so(baseline: Baseline) -> None:
         see(judge, residuals)
     (one,) = fired(judge).values()
     assert one.finding.cause.startswith("Gate and up have changed places in layer 1")
+
+
+def test_gate_and_up_that_are_wrong_otherwise_are_never_said_to_be_exchanged(
+    baseline: Baseline,
+) -> None:
+    """Of some rows each gives by chance about what the other should, of many layers in many."""
+    random = np.random.default_rng(15)
+    gate, up = at(baseline, "gate", 1), at(baseline, "up", 1)
+    for off in (0.001, 0.05, 0.3, 1.0):
+        for _ in range(50):
+            judge = Judge(baseline)
+            for row in range(12):
+                residuals = healthy(baseline, random)
+                if row % 3 == 0:
+                    residuals.said[up] = residuals.said[gate] + 0.01 * random.standard_normal()
+                for number in (gate, up):
+                    by = off * random.standard_normal()
+                    changed(residuals, number, residuals.said[number] + by)
+                see(judge, residuals)
+                assert not judge.exchanged(1), (off, row)
 
 
 @pytest.mark.parametrize("part", KINDS)

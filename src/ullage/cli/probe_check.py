@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 clean, 1 something fired. Raises BadInput, and Unreachable for a server that is not."""
+    """0 clean, 1 something fired or nothing could be judged.
+
+    Raises BadInput, and Unreachable for a server that is not.
+    """
     adapters = adapters_of(args.lora)
     is_url = args.model.startswith(("http://", "https://"))
     model = server_url(args.model, "URL") if is_url else local(args.model)
@@ -61,13 +64,12 @@ def run(args: argparse.Namespace) -> int:
             "rows": found.rows, "steps": found.steps, "judged_by": found.judged_by,
             "not_seen": found.not_seen,
         }  # fmt: skip
-        fired = any(one["state"] == "fired" for one in found.findings)
     else:
         checked = _checked(args, model, baseline, adapters)
         document = _document(args, baseline, checked)
-        fired = bool(checked.fired)
     print(json.dumps(document, allow_nan=False) if args.output == "json" else _table(document))
-    return int(fired)
+    states = {one["state"] for one in document["findings"]}
+    return int("fired" in states or states == {"not_evaluable"})
 
 
 def _require_nothing_to_run(args: argparse.Namespace) -> None:
@@ -153,6 +155,8 @@ def _table(document: dict[str, Any]) -> str:
             f"first alarm at row {document['first_alarm_row']} of those read, by token "
             f"{document['first_alarm_tokens']:,} of those generated"
         )
+    if all(one["state"] == "not_evaluable" for one in document["findings"]):
+        lines.append("not decided: nothing could be judged")
     if document["not_seen"]:
         lines.append(document["not_seen"])
     return "\n".join(lines)

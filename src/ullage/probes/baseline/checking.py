@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ullage.engine.engine import Engine
+from ullage.engine.lora import LoraAdapter
 from ullage.engine.options import EngineOptions
-from ullage.engine.request import SamplingParams
+from ullage.engine.request import FinishReason, SamplingParams
 from ullage.errors import BadUsage
 from ullage.probes.baseline import sketch as sketches
 from ullage.probes.baseline.baseline import Baseline, precision_of, require_for
@@ -49,6 +50,7 @@ class Watched:
     def __init__(
         self, engine: Engine, baseline: Baseline, *, every: int = EVERY, all_rows: bool = False
     ) -> None:
+        self._engine = engine
         self.judge = Judge(baseline)
         self.tokens = 0
         self.first_alarm: tuple[int, int] | None = None
@@ -57,6 +59,24 @@ class Watched:
         relations = Relations(baseline.sketch, baseline.rounding)
         self.reader = LiveReader(engine, self._see, relations, every=every, all_rows=all_rows)
         engine.reader = self.reader
+
+    def answer(
+        self,
+        name: str,
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        lora: LoraAdapter | None,
+        every: int | None = None,
+    ) -> bool:
+        """Answer one request alone, reading one step of `every`; whether it came to its end."""
+        reader, usual = self.reader, self.reader.every
+        reader.every = every or usual
+        (request,) = self._engine.add_request(name, ids, params, lora)
+        while self._engine.has_work:
+            report = self._engine.step()
+            self.tokens += sum(one.token_id is not None for one in report.outputs)
+        reader.every = usual
+        return request.finish_reason is not FinishReason.ERROR
 
     def _see(self, reading: LiveReading) -> None:
         assert reading.residuals is not None
@@ -71,8 +91,8 @@ class Watched:
             layer = alarm.at.layer
             if isinstance(alarm.at, Cell) and alarm.at.part in ("gate", "up"):
                 assert layer is not None
-                if judge.exchanged(layer):
-                    self._exchanged.add(layer)
+                # More rows may refute what some explained.
+                (self._exchanged.add if judge.exchanged(layer) else self._exchanged.discard)(layer)
 
     def findings(self) -> tuple[Located, ...]:
         """All that stood at an alarm at any row so far."""
@@ -139,11 +159,10 @@ def check(
         if not ids:
             raise BadUsage("an empty prompt", field="--prompts", expected="text")
         for lora in (None, *engine.loras.values()):
-            engine.add_request(str(count), ids, params, lora)
+            if not watched.answer(str(count), ids, params, lora):
+                # Numbers that are not finite end a request, perhaps before a step of it is due.
+                watched.answer(f"{count} again", ids, params, lora, every=1)
             count += 1
-            while engine.has_work:
-                report = engine.step()
-                watched.tokens += sum(one.token_id is not None for one in report.outputs)
     engine.reader = None
     row, tokens = watched.first_alarm or (None, None)
     return Checked(

@@ -5,7 +5,8 @@ Holds the running judgement and what it is sure of (`Alarm`); how that is said i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ _NOTHING = 0.02
 """So near to no output at all one row is enough."""
 _SURE = 0.98
 """Share of a residual that an explanation must explain."""
+_ROUNDING = 0.0025
+"""Share of a residual that rounding may be, where gate and up stand in each other's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,12 @@ class Judge:
         self.rows = 0
         self._most = np.zeros(self._num_cells + len(self.figures))
         self._since = np.zeros(len(self._most), np.int64)
-        # Running sums that explain a residual: by what was said, by an adapter's part of it.
-        self._sums = {name: np.zeros(self._num_cells) for name in ("rr", "rs", "ss", "ra", "aa")}
+        # Running sums that explain a residual: by what was said, by an adapter's part of it, by
+        # rounding; and what is left of it where gate and up are taken for each other.
+        self._sums = {
+            name: np.zeros(self._num_cells) for name in ("rr", "rs", "ss", "ra", "aa", "ee", "xx")
+        }
+        self._other = _others(self.cells)
         self._explained = np.zeros(self._num_cells, np.int64)
         self._layers = np.array([-1 if c.layer is None else c.layer for c in self.cells])
         self._last: Residuals | None = None
@@ -82,7 +89,7 @@ class Judge:
         rising = alarms & ~before
         self._since[rising] = self.rows
         self._most = np.where(alarms, np.fmax(self._most, np.abs(z)), 0.0)
-        self._explain(residuals, rising[: self._num_cells])
+        self._explain(residuals, rising[: self._num_cells], z[: self._num_cells])
         self._last = residuals
         return bool(rising.any())
 
@@ -91,10 +98,10 @@ class Judge:
         known = self.baseline.usual
         return self._nothing if mean is None else usual.z_of(mean, known.mean, known.spread)
 
-    def _explain(self, found: Residuals, rising: NDArray[np.bool_]) -> None:
+    def _explain(self, found: Residuals, rising: NDArray[np.bool_], z: Doubles) -> None:
         """What was before the fault explains nothing of it: where one rises, sums begin anew."""
         self._explained = np.where(rising, 0, self._explained) + ~np.isnan(found.size)
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             off, unit = found.made - found.said, found.size + 1e-30
             parts = {
                 "rr": (off / unit) ** 2,
@@ -102,6 +109,8 @@ class Judge:
                 "ss": (found.said / unit) ** 2,
                 "ra": off * found.adapted / unit**2,
                 "aa": (found.adapted / unit) ** 2,
+                "ee": (found.residual / (unit * z)) ** 2,
+                "xx": ((found.made - found.said[self._other]) / unit) ** 2,
             }
             for name, values in parts.items():
                 kept = np.where(np.isfinite(values), values, 0.0)
@@ -139,8 +148,17 @@ class Judge:
         )  # fmt: skip
 
     def _factor(self, number: int) -> float | None:
-        """made = factor · said, where that explains nearly all of the residual."""
-        return self._share(np.array([number]), "rs", "ss")
+        """made = factor · said, where that leaves no more of the residual than rounding explains.
+
+        A few rows of one text are much alike: nearly all of a residual is soon explained by a
+        factor where a single weight is wrong, or the rows of a matrix lie in another order.
+        """
+        own = np.array([number])
+        factor = self._share(own, "rs", "ss")
+        if factor is None:
+            return None
+        rr, along, square, rounding = (self._sums[n][number] for n in ("rr", "rs", "ss", "ee"))
+        return factor if rr - along**2 / square <= rounding * max(1.0, factor**2) else None
 
     def _adapter_share(self, number: int) -> float | None:
         """How much of the adapter's part is there, where that explains it.
@@ -163,18 +181,19 @@ class Judge:
         return share if told else None
 
     def exchanged(self, layer: int) -> bool:
-        """Whether gate gives what up should, and up what gate should, in the last row."""
-        if self._last is None:
+        """Whether gate gives what up should, and up what gate should, but for rounding."""
+        own = np.flatnonzero((self._layers == layer) & (self._other != np.arange(self._num_cells)))
+        if not len(own) or not self._detectors.alarms[own].all():
             return False
-        at = {
-            cell.part: number
-            for number, cell in enumerate(self.cells)
-            if cell.layer == layer and cell.part in ("gate", "up")
-        }
-        gate, up = at["gate"], at["up"]
-        made, said, size = self._last.made, self._last.said, self._last.size
-        off = abs(made[gate] - said[up]) + abs(made[up] - said[gate])
-        return bool(off < 0.05 * (size[gate] + size[up]))
+        left, off = (self._sums[name][own].sum() for name in ("xx", "rr"))
+        return bool(off > 0 and left < _ROUNDING * off)
+
+
+def _others(cells: Sequence[Cell]) -> NDArray[np.int64]:
+    """Of each gate the number of its layer's up, of each up that of its gate, else its own."""
+    numbers = {cell: number for number, cell in enumerate(cells)}
+    turned = {"gate": "up", "up": "gate"}
+    return np.array([numbers[replace(c, part=turned.get(c.part, c.part))] for c in cells])
 
 
 def z_of(residuals: Residuals, noise: Doubles) -> Doubles:

@@ -66,13 +66,13 @@ class LiveReader:
         self._relations, self._see = relations, see
         self._reader = RowReader(engine.kv, rules)
         self._is_turned = engine.kv.format.bits == 4
-        self._every, self._all_rows = every, all_rows
+        self.every, self._all_rows = every, all_rows
         self.steps = self.rows_read = 0
         self.spent_s = 0.0
 
     def rows(self, batch: Batch) -> Sequence[int]:
         self.steps += 1
-        if self.steps % self._every or not len(batch.sampled_rows):
+        if self.steps % self.every or not len(batch.sampled_rows):
             return ()
         rows: list[int] = batch.sampled_rows.tolist()
         return rows if self._all_rows else (rows[self.rows_read % len(rows)],)

@@ -160,6 +160,8 @@ class Relations:
             for name in ("heads_LHI", "o_LI", "gate_LI", "up_LI", "down_LI", "head_E")
         }
 
+        windows = [float("inf") if one is None else one for one in form.windows]
+        self._reach_L1 = np.array(windows, np.float64)[:, None]
         self._compiled: CompiledRelations | None = None
         if available():
             from ullage.probes.baseline.relations_compiled import CompiledRelations
@@ -337,7 +339,13 @@ class Relations:
         # Of a head whose values nearly cancel the length is small and its rounding is not.
         squares = (row.attended.astype(np.float64) ** 2).sum(-1)
         least = CANCELLED**2 * squares.mean(-1, keepdims=True)
-        return part_of("attention", off, 0.0, np.sqrt(squares + least) + TINY)
+        size = np.sqrt(squares + least) + TINY
+        return part_of("attention", off, 0.0, size, self.attention_floor(row, size))
+
+    def attention_floor(self, row: Row, size_LH: Numbers) -> Numbers:
+        """A sum over n keys in float32 is off by some √n · 2⁻²⁴: prompts of a baseline are short,
+        and over two thousand keys SmolLM2's heads are off by 2√n · 2⁻²⁴ of their output at most."""
+        return _FLOAT32_ROUNDING * np.sqrt(np.minimum(self._reach_L1, row.position + 1)) * size_LH
 
     def activation(self, at: Mapping[str, Numbers]) -> Part:
         up_LF, hidden_LF = at["up"], at["hidden"]

@@ -66,6 +66,9 @@ class CompiledRelations:
         result = Residuals(residual, size, floor, made, said, adapted, channels)
         if row.attended is None:
             self._forget(result, "attention")
+        else:
+            own = self._cells_of("attention")
+            floor[own] = of.attention_floor(row, size[own].reshape(form.layers, -1)).ravel()
         if form.logit_cap is not None:
             self._forget(result, "lm_head")
         if not self._silu:
