@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,14 @@ def told_of(baseline: Path, rows: int = 40, **more: Any) -> dict[str, Any]:
         {"layer": n, "heads": [{"entropy_normalized": float(mean)} for mean in row]}
         for n, row in enumerate(means)
     ]
-    return {"layers": layers, "rows": rows, "steps": rows * 16, "findings": None, **more}
+    judged_by = {
+        "file": str(baseline), "model": found.model, "by": found.by, "rows": found.rows,
+        "prompts": found.prompts, "precision": asdict(found.precision),
+    }  # fmt: skip
+    return {
+        "layers": layers, "rows": rows, "steps": rows * 16, "findings": None,
+        "baseline": judged_by, **more,
+    }  # fmt: skip
 
 
 def test_a_server_without_a_baseline_is_judged_by_entropy_alone(
@@ -332,8 +340,30 @@ def test_findings_of_a_server_with_a_baseline_are_passed_on(
 
 
 @pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model", "another"),
+        ("rows", 1),
+        ("prompts", 99),
+        ("by", "ullage 0.0.1"),
+        ("precision", {"dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "auto"}),
+    ],
+)
+def test_a_server_that_judges_itself_by_another_baseline_does_not_pass_for_this_one(
+    name: str, value: object, telling: Any, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = told_of(baseline, findings=[])
+    document["baseline"] |= {name: value, "file": "theirs.safetensors"}
+    assert served(telling, document, baseline)() == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert name in said.err and "theirs.safetensors" in said.err
+
+
+@pytest.mark.parametrize(
     "document",
     [404, 401, 500, [], {"layers": []}, {"layers": [{}], "rows": 90, "steps": 2, "findings": None},
+     {"layers": [], "rows": 1, "steps": 1, "findings": []},
      {"layers": [], "rows": -1, "steps": 0}, {"layers": [], "rows": 1, "steps": 1, "findings": [3]},
      {"layers": [{"heads": [{"entropy_normalized": 1}]}], "rows": 90, "steps": 2}],
 )  # fmt: skip

@@ -363,14 +363,3 @@ def test_a_kind_in_few_layers_is_a_finding_of_each(
     see(judge, residuals)
     found = [one for one in verdicts(judge) if one.finding.state == "fired"]
     assert [one.layer for one in found] == list(layers) and len(found) == findings
-
-
-def test_a_kind_in_many_layers_is_one_finding() -> None:
-    from ullage.probes.baseline.judging import Alarm
-    from ullage.probes.baseline.verdicts import of_alarms
-
-    alarms = [Alarm(Cell("mixer_norm", layer), 90.0, 1, 1) for layer in range(7)]
-    found = [
-        one for one in of_alarms(alarms, 1, lambda _: False, {}) if one.finding.state == "fired"
-    ]
-    assert [(one.kind, one.layers) for one in found] == [("norm", tuple(range(7)))]

@@ -13,6 +13,7 @@ _RELOAD = (
     "Take this replica out of rotation and load the weights anew; if it comes back, compare the "
     "files (`ullage probe compare`), then suspect the machine's memory or arithmetic."
 )
+_RELOAD_UNLESS = f"else {_RELOAD[0].lower()}{_RELOAD[1:]}"
 _ALARM = (
     "alarms by a Shiryaev-Roberts test, of all parts together one false one in a million rows "
     "while what is healthy stays within three times what the baseline's prompts showed (Shin, "
@@ -45,13 +46,16 @@ RULES: tuple[Rule, ...] = (
         "P001", "Products of weights and activations", Severity.error, ("q", "k", "v", "o", "mlp"),
         "A matrix that multiplies otherwise than the healthy one did answers at full speed and "
         "wrongly: changed weights, a wrong scale of a quantised one, a processor that miscounts.",
-        _RELOAD, "q of one head four times as large", _PRODUCTS,
+        f"Where the activation is named, compare the configuration's hidden_act; {_RELOAD_UNLESS}",
+        "q of one head four times as large", _PRODUCTS,
     ),
     Rule(
         "P002", "What norms make of their inputs", Severity.error, ("norm",),
         "A norm's weight stands in front of every product of its part; one flipped exponent bit "
         "scales one channel in all tokens.",
-        _RELOAD, "one exponent bit of one norm weight flipped",
+        "Where norms of many layers are named, compare the configuration's eps (rms_norm_eps); "
+        f"{_RELOAD_UNLESS}",
+        "one exponent bit of one norm weight flipped",
         f"each channel is computed again from the norm's input; {_ALARM}",
     ),
     Rule(
@@ -66,7 +70,8 @@ RULES: tuple[Rule, ...] = (
         "P004", "Attention over the cache", Severity.error, ("attention",),
         "Attention computed again from the same cache must be what the engine computed: else a "
         "kernel, a mask or a scale is wrong.",
-        "Start with another attention path (`--attention gathered`); report the model and options.",
+        "Start with another attention path (`--attention-backend gathered`); report the model and "
+        "options.",
         "scores scaled by 1/head_dim instead of 1/√head_dim",
         f"attention is computed again from the cache by another kernel; {_ALARM}",
     ),

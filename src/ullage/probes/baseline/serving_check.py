@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ FALSE_ALARMS = 1e-3
 """Of a healthy server's checks, at most: of sub-Gaussian z, by the union over all heads."""
 _MOST_EVIDENCE = 12
 _TIMEOUT_S = 60
-_STARTED = "`ullage serve MODEL --probe-baseline FILE`"
+_STARTED = "`ullage serve MODEL --probe-baseline FILE --enable-control-routes`"
 _OUTSIDE = (
     "From outside only entropy is seen: weights, norms, angles and adapters are judged by a server "
     f"that was started with the baseline ({_STARTED})."
@@ -52,6 +52,7 @@ def check_server(url: str, baseline: Baseline, file: str, api_key: str | None) -
     rows, steps = _count(told, "rows", url), _count(told, "steps", url)
     findings = told.get("findings")
     if isinstance(findings, list):
+        _require_the_same(told.get("baseline"), baseline, url, file)
         return ServerChecked(_passed_on(findings, url), rows, steps, "server", "")
     return ServerChecked([_of_entropy(told, baseline, url, file, rows)], rows, steps, "entropy",
                          _OUTSIDE)  # fmt: skip
@@ -71,7 +72,7 @@ def _told(url: str, api_key: str | None) -> Mapping[str, Any]:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise Unreachable(f"{url}: {error or type(error).__name__}") from error
     if answer.status_code != 200:
-        expected = f"a server that reads along ({_STARTED}, or --probe)"
+        expected = f"a server that reads along and tells so ({_STARTED}, or with --probe)"
         raise BadUsage(
             f"{ROUTE} answered {answer.status_code}", file=url,
             expected="the server's --api-key" if answer.status_code in (401, 403) else expected,
@@ -83,6 +84,27 @@ def _told(url: str, api_key: str | None) -> Mapping[str, Any]:
     if not isinstance(told, dict) or not isinstance(told.get("layers"), list):
         raise _unlike(url)
     return told
+
+
+def _require_the_same(judged_by: Any, baseline: Baseline, url: str, file: str) -> None:
+    """Raise BadUsage where the server judges itself by another baseline than it is asked about."""
+    if not isinstance(judged_by, dict):
+        raise _unlike(url)
+    known = {
+        "model": baseline.model, "by": baseline.by, "rows": baseline.rows,
+        "prompts": baseline.prompts, "precision": asdict(baseline.precision),
+    }  # fmt: skip
+    for name, value in known.items():
+        if judged_by.get(name) != value:
+            raise BadUsage(
+                f"{name} is {_shown(value)}", file=file,
+                expected=f"the baseline that {url} judges itself by, {judged_by.get('file')} "
+                f"({name} {_shown(judged_by.get(name))})",
+            )  # fmt: skip
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
 def _unlike(url: str) -> BadUsage:

@@ -197,18 +197,59 @@ def _cause(
         return f"Attention is not as over any prompt of the baseline {place}."
     if rule.id == "P009":
         return f"Activations are not as large as over any prompt of the baseline {place}."
-    said = f"{_named(worst)} {place} does not give what the baseline's weights give"
-    more = _explained(worst)
-    return f"{said[0].upper()}{said[1:]}{more}."
+    named = _named(worst) if len(alarms) == 1 else _all_named(alarms, layers)
+    verb = "do" if "," in named.split(" of ")[0] else "does"
+    where = f" {place}" if layers else ""
+    said = f"{named}{where} {verb} not give what {_given(alarms)}{_furthest(alarms, worst, layers)}"
+    return f"{said[0].upper()}{said[1:]}."
+
+
+_GIVERS: Mapping[str, str] = {
+    "rope": "the baseline's angles give",
+    "activation": "the baseline's activation function gives",
+    "attention": "another kernel gives over the same cache",
+}
+"""What else than weights a part is held against."""
+
+
+def _given(alarms: Sequence[Alarm]) -> str:
+    givers = {_GIVERS.get(_part(one), "the baseline's weights give") for one in alarms}
+    return givers.pop() if len(givers) == 1 else "the baseline's weights give"
+
+
+def _all_named(alarms: Sequence[Alarm], layers: Sequence[int]) -> str:
+    """The parts of several alarms; heads where they are those of one part in one layer."""
+    parts = list(dict.fromkeys(map(_part, alarms)))
+    heads = sorted({one.at.head for one in alarms if one.at.head is not None})
+    if len(parts) > 1 or not heads or (len(heads) > 1 and len(layers) > 1):
+        return ", ".join(parts)
+    shown = ", ".join(map(str, heads[:8])) + (", …" if len(heads) > 8 else "")
+    return f"{parts[0]} of head{'s' if len(heads) > 1 else ''} {shown}"
+
+
+def _furthest(alarms: Sequence[Alarm], worst: Alarm, layers: Sequence[int]) -> str:
+    """What explains all of them, or else what is said of the worst, and that it is that one's."""
+    explained = _explained(worst)
+    factors = [one.factor for one in alarms]
+    if worst.channel is None and None not in factors:
+        spread = max(abs(one - worst.factor) for one in factors)  # type: ignore[operator]
+        if spread <= _NEAR * max(1.0, abs(worst.factor or 0.0)):
+            return explained
+    if worst.channel is None and not explained:
+        return ""
+    of = "" if len(alarms) == 1 else f" {_named(worst)}"
+    layer = f" in layer {worst.at.layer}" if len(layers) > 1 else ""
+    channel = "" if worst.channel is None else f" in channel {worst.channel}"
+    return f", furthest{of}{layer}{channel}{explained}"
+
+
+def _part(alarm: Alarm) -> str:
+    return alarm.at.part if isinstance(alarm.at, Cell) else alarm.at.name
 
 
 def _named(alarm: Alarm) -> str:
-    at = alarm.at
-    if isinstance(at, Figure):
-        return at.name
-    head = "" if at.head is None else f" of head {at.head}"
-    channel = "" if alarm.channel is None else f" in channel {alarm.channel}"
-    return f"{at.part}{head}{channel}"
+    head = "" if alarm.at.head is None else f" of head {alarm.at.head}"
+    return f"{_part(alarm)}{head}"
 
 
 def _explained(alarm: Alarm) -> str:
