@@ -187,6 +187,20 @@ def test_a_baseline_of_another_shape_is_refused(
     assert "kv_heads" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("change", [{"max_position_embeddings": 64}, {"num_hidden_layers": 2}])
+def test_a_configuration_that_is_another_is_said_in_words_of_the_baseline(
+    change: dict[str, Any], model: Path, baseline: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A check has no flag for what its engine is given: no refusal names one."""
+    other = changed_copy(model, tmp_path / "other", lambda _: None)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | change))
+    assert check(other, baseline) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"ullage probe: {baseline}: ") and said.count("\n") == 1
+
+
 def test_a_server_that_does_not_answer_is_exit_code_3(
     baseline: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

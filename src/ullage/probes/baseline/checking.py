@@ -102,6 +102,11 @@ class Watched:
         return of_alarms(alarms, self.judge.rows, self._exchanged.__contains__, blind)
 
 
+_OF_THE_BASELINE = ("--max-model-len", "--kv-cache-memory-bytes")
+"""Refusals of the engine's that speak of flags which a check has not: it runs what the baseline
+says."""
+
+
 def options_of(baseline: Baseline) -> EngineOptions:
     """An engine's as the baseline's model ran."""
     precision = baseline.precision
@@ -126,7 +131,15 @@ def load(model: str | Path, baseline: Baseline, file: str, adapters: Mapping[str
                 expected="an adapter that was there when it was taken, by the same name",
             )  # fmt: skip
     options = replace(options_of(baseline), enable_lora=bool(adapters))
-    engine = Engine.load(model, options)
+    try:
+        engine = Engine.load(model, options)
+    except BadUsage as error:
+        if error.field not in _OF_THE_BASELINE:
+            raise
+        raise BadUsage(
+            f"taken at {baseline.max_model_len} tokens, which this model does not run ({error})",
+            file=file, expected="a baseline of this model",
+        ) from error  # fmt: skip
     if engine.tokenizer is None:
         raise BadUsage("the model has no tokenizer, and prompts are text", file=model)
     require_for(baseline, sketches.form_of(engine.decoder), precision_of(options), file)
