@@ -57,7 +57,6 @@ CASES = (
     Case("int8", 8, 128),
     Case("int8", 1, 1000),
     Case("none", 1, 128),
-    Case("none", 8, 128),
 )
 
 
@@ -95,7 +94,7 @@ class Running:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=96, help="of a slice")
+    parser.add_argument("--steps", type=int, default=64, help="of a slice")
     parser.add_argument("--every", type=int, default=EVERY)
     args = parser.parse_args()
     found = {}
