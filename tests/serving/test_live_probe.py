@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +24,7 @@ from ullage.cli.main import main
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadInput
+from ullage.findings.finding import Finding
 from ullage.probes.baseline import baseline as baselines
 from ullage.probes.baseline.learning import learn
 from ullage.probes.baseline.live import LiveReader
@@ -32,6 +34,10 @@ from ullage.probes.baseline.verdicts import Located
 from ullage.serving.app import ServerHandle, start_server
 from ullage.serving.live_probe import MANY, MOST_SERIES, series_of
 from ullage.serving.metric_table import PROBE_COUNTERS, PROBE_FINDINGS, PROBE_GAUGES
+from ullage.telemetry.reading import snapshot_of
+from ullage.watch.rules import probe as watch_probe
+from ullage.watch.rules.table import judge_all
+from ullage.watch.view import View
 from ullage.watch.web.attention import document_of
 
 KEY = "secret"
@@ -293,6 +299,28 @@ def test_who_asks_it_elsewhere_understands_it(serve: Serve, baseline: Path) -> N
     shown = [value for row in drawn["entropy"] for value in row]
     assert shown == pytest.approx([head["entropy_normalized"] for head in heads(told)], rel=1e-5)
     assert [one["id"] for one in drawn["findings"]] == [rule.id for rule in RULES]
+
+
+def test_who_watches_it_is_told_what_it_finds(serve: Serve, baseline: Path) -> None:
+    """`ullage watch` knows of its findings by /metrics alone (W026)."""
+    handle, http = serve(probe_baseline=baseline, probe_every=2)
+
+    def watched() -> Finding:
+        page = http.get("/metrics").raise_for_status().content
+        view = View(handle.url, snapshot_of(page, time_s=time.time()), "", None, None, None)
+        (judged,) = judge_all((view,), time.time(), watch_probe.RULES)
+        return judged.finding
+
+    assert watched().state == "not_evaluable"
+    http.post("/v1/completions", json=ASK).raise_for_status()
+    assert watched().state == "clear"
+    norm = handle.engine.decoder.layers[1].mixer_norm
+    assert norm is not None and norm.weight is not None
+    norm.weight[7] *= 64
+    http.post("/v1/completions", json={**ASK, "prompt": "go on"}).raise_for_status()
+    found = watched()
+    assert (found.state, found.severity.name) == ("fired", "error")
+    assert "P002, norm, layer 1" in found.cause
 
 
 def test_without_a_baseline_a_check_from_outside_judges_its_entropy(

@@ -16,7 +16,7 @@ from ullage.telemetry.dialects.source import Arithmetic, Dialect, Label, Metric,
 from ullage.telemetry.dialects.table import DIALECTS
 from ullage.telemetry.histogram import Histogram as Counted
 from ullage.telemetry.reading import VOCABULARY, Told, snapshot_of
-from ullage.telemetry.snapshot import HISTOGRAMS, LABELLED, Name, Snapshot
+from ullage.telemetry.snapshot import HISTOGRAMS, LABELLED, PROBED, Name, ProbeFinding, Snapshot
 
 NAMED = {dialect.engine: dialect for dialect in DIALECTS}
 
@@ -31,6 +31,7 @@ def known(snapshot: Snapshot) -> set[Name]:
         *snapshot.counters,
         *snapshot.labelled,
         *snapshot.histograms,
+        *(() if snapshot.probe_findings is None else PROBED),
     }
 
 
@@ -54,7 +55,7 @@ def test_a_dialect_has_a_source_or_a_reason_for_every_field(dialect: Dialect) ->
     for name, sources in dialect.fields.items():
         assert sources, name
         for source in sources:
-            assert isinstance(source, Metric) or name not in {*LABELLED, *HISTOGRAMS}
+            assert isinstance(source, Metric) or name not in {*LABELLED, *HISTOGRAMS, *PROBED}
             assert name not in LABELLED or (isinstance(source, Metric) and source.by)
 
 
@@ -521,3 +522,68 @@ def test_a_kept_plan_reads_what_a_fresh_one_would(
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_give_a_whole_snapshot(body: bytes) -> None:
     assert_whole(snapshot_of(b"vllm:x 1\n" + body, time_s=0.0))
+
+
+# --- what a server's own probe says ---
+
+OWN = "ullage_engine_info 1\n"
+
+
+def probed(*lines: str) -> Snapshot:
+    text = "".join(f"ullage_probe_findings{{{line}\n" for line in lines)
+    return read(f"{OWN}{text}")
+
+
+def test_findings_of_the_servers_own_probe_are_read_with_kind_and_layer() -> None:
+    snapshot = probed(
+        'engine="0",id="P001",kind="q",layer="12"} 1',
+        'engine="0",id="P002",kind="",layer=""} 0',
+        'engine="0",id="P006",kind="",layer=""} NaN',
+        'engine="0",id="P003",kind="rope",layer="many"} 1',
+    )
+    assert snapshot.sources["probe_findings"] == "ullage_probe_findings"
+    assert snapshot.probe_findings == (
+        ProbeFinding("P001", "q", "12", "fired"),
+        ProbeFinding("P002", "", "", "clear"),
+        ProbeFinding("P006", "", "", "not_evaluable"),
+        ProbeFinding("P003", "rope", "many", "fired"),
+    )
+
+
+def test_of_two_engines_behind_a_page_the_worse_is_told() -> None:
+    snapshot = probed(
+        'engine="0",id="P001",kind="",layer=""} 0',
+        'engine="1",id="P001",kind="",layer=""} NaN',
+        'engine="0",id="P002",kind="norm",layer="1"} NaN',
+        'engine="1",id="P002",kind="norm",layer="1"} 1',
+    )
+    assert snapshot.probe_findings == (
+        ProbeFinding("P001", "", "", "not_evaluable"),
+        ProbeFinding("P002", "norm", "1", "fired"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (None, "--probe-baseline"),
+        ('id="P001",kind="",layer=""} 3', "ullage_probe_findings is 3, neither 0 nor 1"),
+        ('id="P001",kind="",layer=""} -1', "is -1"),
+        ('id="P001",kind="",layer=""} +Inf', "is inf"),
+        ('kind="q",layer="1"} 1', "has no id"),
+        ('id="P001",kind="q",layer="1"} one', "cannot be read"),
+    ],
+)
+def test_a_server_that_does_not_judge_or_cannot_be_read_says_nothing(
+    line: str | None, why: str
+) -> None:
+    snapshot = probed(*(() if line is None else (line,)))
+    assert snapshot.probe_findings is None
+    assert why in snapshot.absent["probe_findings"]
+    assert_whole(snapshot)
+
+
+def test_what_the_probe_says_is_told_anew_at_each_scrape() -> None:
+    line = 'id="P001",kind="",layer=""} '
+    states = [probed(line + value).probe_findings[0].state for value in ("0", "NaN", "1", "0")]
+    assert states == ["clear", "not_evaluable", "fired", "clear"]

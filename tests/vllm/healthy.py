@@ -28,6 +28,7 @@ UNSPOKEN = {
     "W019": "no GPU",
     "W022": "one replica has no peers",
     "W025": "no pod",
+    "W026": "vLLM does not judge its model",
 }
 """Rules that can say nothing here, and why."""
 

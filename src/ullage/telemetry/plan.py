@@ -14,8 +14,16 @@ from typing import Literal, Protocol, TypeVar
 
 from ullage.telemetry.dialects.source import Dialect
 from ullage.telemetry.histogram import Histogram
-from ullage.telemetry.snapshot import Counter, Gauge, Histograms, Labelled, Name
-from ullage.telemetry.steps import Buckets, ByLabel, Number, Numbers, Unknown
+from ullage.telemetry.snapshot import (
+    Counter,
+    Gauge,
+    Histograms,
+    Labelled,
+    Name,
+    Probed,
+    ProbeFinding,
+)
+from ullage.telemetry.steps import Buckets, ByLabel, Findings, Number, Numbers, Unknown
 
 Fact = Literal["started_s", "max_model_len", "block_size", "num_blocks"]
 ROUNDING = 1e-9
@@ -48,6 +56,7 @@ class Read:
     counters: dict[Counter, float]
     labelled: dict[Labelled, Mapping[str, float]]
     histograms: dict[Histograms, Histogram]
+    probed: dict[Probed, tuple[ProbeFinding, ...]]
     absent: dict[Name, str]
     facts: dict[Fact, float]
 
@@ -65,6 +74,7 @@ class Steps:
     counters: tuple[tuple[Counter, Number], ...] = ()
     labelled: tuple[tuple[Labelled, ByLabel], ...] = ()
     histograms: tuple[tuple[Histograms, Buckets], ...] = ()
+    probed: tuple[tuple[Probed, Findings], ...] = ()
     facts: tuple[tuple[Fact, Number], ...] = ()
     source_items: tuple[tuple[Name, str], ...] = ()
     absent_items: tuple[tuple[Name, str], ...] = ()
@@ -97,6 +107,7 @@ class Steps:
             _each(self.counters, numbers, spoiled),
             _each(self.labelled, numbers, spoiled),
             _each(self.histograms, numbers, spoiled),
+            _each(self.probed, numbers, spoiled),
             spoiled,
             _facts(self.facts, numbers),
         )
@@ -123,7 +134,7 @@ class Plan:
         return self.steps.read(values, self.constants)
 
 
-Kind = TypeVar("Kind", Gauge, Counter, Labelled, Histograms)
+Kind = TypeVar("Kind", Gauge, Counter, Labelled, Histograms, Probed)
 Value = TypeVar("Value", covariant=True)
 
 

@@ -16,17 +16,20 @@ from ullage.telemetry.snapshot import (
     GAUGES,
     HISTOGRAMS,
     LABELLED,
+    PROBED,
     Counter,
     Gauge,
     Histograms,
     Labelled,
     Name,
+    Probed,
 )
 from ullage.telemetry.steps import (
     Buckets,
     ByLabel,
     Combined,
     Constant,
+    Findings,
     Joined,
     Number,
     Part,
@@ -40,6 +43,8 @@ MOST_CHARS = 200
 MOST_TEXTS = 1000
 """Texts of labels that are kept of one page: models, adapters, entries of a field."""
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count", "_created")
+PLACE = ("id", "kind", "layer")
+"""Labels that tell a finding of a probe from the others."""
 STARTED = Metric("process_start_time_seconds", combine="max")
 
 
@@ -152,6 +157,7 @@ class _Maker:
         self._counters: list[tuple[Counter, Number]] = []
         self._labelled: list[tuple[Labelled, ByLabel]] = []
         self._histograms: list[tuple[Histograms, Buckets]] = []
+        self._probed: list[tuple[Probed, Findings]] = []
         self.constants: list[float] = []
         sources: list[tuple[Name, str]] = []
         absent: dict[Name, str] = {}
@@ -169,6 +175,7 @@ class _Maker:
             tuple(self._counters),
             tuple(self._labelled),
             tuple(self._histograms),
+            tuple(self._probed),
             tuple(facts),
             tuple(sources),
             (*absent.items(), *dialect.absent.items()),
@@ -201,6 +208,8 @@ class _Maker:
             self._labelled.append((name, self._by_label(_metric(source))))
         elif name in _HISTOGRAMS:
             self._histograms.append((name, self._buckets(_metric(source))))
+        elif name in _PROBED:
+            self._probed.append((name, self._findings(_metric(source))))
 
     def _facts(self, info: Info) -> list[tuple[Fact, Number]]:
         sources: Mapping[Fact, Source | None] = {
@@ -268,6 +277,17 @@ class _Maker:
             raise Unknown(f"{metric.name} has {len(found):,} values of {metric.by}")
         return ByLabel(metric, tuple((entry, self._taken(rows)) for entry, rows in found.items()))
 
+    def _findings(self, metric: Metric) -> Findings:
+        found: dict[tuple[str, str, str], list[int]] = {}
+        for row, labels in self._places.of(metric.name, metric.where):
+            rule, kind, layer = (shown(dict(labels).get(label, "")) for label in PLACE)
+            if not rule:
+                raise Unknown(f"a line of {metric.name} has no {PLACE[0]}")
+            found.setdefault((rule, kind, layer), []).append(row)
+        if len(found) > MOST_TEXTS:
+            raise Unknown(f"{metric.name} has {len(found):,} findings")
+        return Findings(metric, tuple((place, self._taken(rows)) for place, rows in found.items()))
+
     def _buckets(self, metric: Metric) -> Buckets:
         groups = self._groups(metric)
         shapes = {tuple(sorted(group)) for group in groups.values()}
@@ -307,6 +327,7 @@ class _Maker:
 
 _GAUGES, _COUNTERS = frozenset(GAUGES), frozenset(COUNTERS)
 _LABELLED, _HISTOGRAMS = frozenset(LABELLED), frozenset(HISTOGRAMS)
+_PROBED = frozenset(PROBED)
 
 
 def shown(text: str) -> str:

@@ -21,12 +21,13 @@ from ullage.telemetry.snapshot import (
     GAUGES,
     HISTOGRAMS,
     LABELLED,
+    PROBED,
     Identity,
     Name,
     Snapshot,
 )
 
-VOCABULARY: tuple[Name, ...] = (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS)
+VOCABULARY: tuple[Name, ...] = (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS, *PROBED)
 MOST_PLANS = 16_384
 """Replicas whose plans are kept: one takes a few kilobytes, the steps of equal ones are shared."""
 
@@ -163,6 +164,7 @@ def _snapshot(plan: Plan, rows: Rows, changing: bytes, time_s: float, told: Told
         counters=read.counters,
         labelled=read.labelled,
         histograms=read.histograms,
+        probe_findings=read.probed.get("probe_findings"),
         sources=sources,
         absent=absent,
         approximate=approximate,

@@ -52,14 +52,16 @@ Histograms = Literal[
     "request_max_tokens",
     "request_preemptions",
 ]
+Probed = Literal["probe_findings"]  # what the server's own probe says of its model
 Devices = Literal["gpus"]  # the accelerators under an endpoint, in a place of their own
-Name = Gauge | Counter | Labelled | Histograms | Devices
+Name = Gauge | Counter | Labelled | Histograms | Probed | Devices
 
 GAUGES: tuple[Gauge, ...] = get_args(Gauge)
 COUNTERS: tuple[Counter, ...] = get_args(Counter)
 LABELLED: tuple[Labelled, ...] = get_args(Labelled)
 LABELLED_COUNTERS: frozenset[Labelled] = frozenset({"finished_by_reason"})
 HISTOGRAMS: tuple[Histograms, ...] = get_args(Histograms)
+PROBED: tuple[Probed, ...] = get_args(Probed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,20 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeFinding:
+    """What a server's own probe says by one rule (P001 …) of its model.
+
+    `kind` and `layer` are where a rule fires, as the server writes them (`many`: several layers),
+    "" of one that does not.
+    """
+
+    id: str
+    kind: str
+    layer: str
+    state: Literal["fired", "clear", "not_evaluable"]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One look at one endpoint. Mappings hold only what is known; the rest is in `absent`.
 
@@ -136,7 +152,8 @@ class Snapshot:
     not exact (usage × capacity counts whole pages, not tokens). `dropped` says in words what of
     the page could not be read, "" when all was. The page of an engine tells of no GPU: `gpus` are
     joined by `watch.gpus`, with who told of them in `sources` and why there are none in `absent`,
-    both under `gpus`; neither where nobody was asked.
+    both under `gpus`; neither where nobody was asked. `probe_findings` None: the server does not
+    judge its model.
     """
 
     time_s: float
@@ -148,6 +165,7 @@ class Snapshot:
     sources: Mapping[Name, str]
     absent: Mapping[Name, str]
     gpus: tuple[Gpu, ...] = ()
+    probe_findings: tuple[ProbeFinding, ...] | None = None
     approximate: frozenset[Name] = frozenset()
     dropped: str = ""
 

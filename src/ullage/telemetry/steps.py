@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from ullage.telemetry.dialects.source import Metric
 from ullage.telemetry.histogram import Histogram
+from ullage.telemetry.snapshot import ProbeFinding
 
 Numbers = Sequence[float]
 
@@ -113,6 +114,31 @@ class ByLabel:
             entry: combined(numbers[part.start : part.end], self.metric)
             for entry, part in self.parts
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a probe says, by (id, kind, layer): 1 fires, 0 does not, NaN cannot be evaluated.
+
+    Of several engines behind the page one that fires is told.
+    """
+
+    metric: Metric
+    parts: tuple[tuple[tuple[str, str, str], Part], ...]
+
+    def of(self, numbers: Numbers) -> tuple[ProbeFinding, ...]:
+        return tuple(
+            ProbeFinding(*place, self._state(numbers[part.start : part.end]))
+            for place, part in self.parts
+        )
+
+    def _state(self, values: Numbers) -> Literal["fired", "clear", "not_evaluable"]:
+        strange = next((v for v in values if v == v and v not in (0.0, 1.0)), None)
+        if strange is not None:
+            raise Unknown(f"{self.metric} is {strange:g}, neither 0 nor 1")
+        if 1.0 in values:
+            return "fired"
+        return "clear" if all(value == value for value in values) else "not_evaluable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -418,6 +418,47 @@ def test_who_counts_those_who_left_is_asked_for_them(rules: Mapping[str, Path]) 
     assert outcome(rules["ullage"], scenarios) == ""
 
 
+PROBED = 'job="llm",instance="a:1",engine="0",id="{}",kind="{}",layer="{}"'
+QUIET = PROBED.format("{}", "", "")
+ULLAGE: dict[str, Scenario] = {
+    what: Scenario(
+        {
+            **vllm(22),
+            'ullage_engine_info{job="llm",instance="a:1"}': level((1, 22)),
+            f"ullage_probe_findings{{{QUIET.format('P002')}}}": level((0, 22)),
+            f"ullage_probe_findings{{{QUIET.format('P006')}}}": level((NAN, 22)),
+            f"ullage_probe_findings{{{PROBED.format(*place)}}}": level(
+                (None, 6), (1, 8), (None, 8)
+            ),
+        },
+        seen(alert),
+    )
+    for what, place, alert in (
+        ("a layer", ("P001", "q", "12"), "UllageModelNotItself"),
+        ("several layers", ("P003", "rope", "many"), "UllageModelNotItself"),
+        ("a rule of a newer server", ("P010", "new", ""), "UllageModelNotItself"),
+        ("texts of another sort", ("P008", "entropy", "3"), "UllageActivationsUnusual"),
+        ("sizes of another sort", ("P009", "size", "many"), "UllageActivationsUnusual"),
+    )
+}
+
+
+def test_what_the_servers_own_probe_says(rules: Mapping[str, Path]) -> None:
+    assert outcome(rules["ullage"], ULLAGE) == ""
+
+
+def test_the_alert_names_rule_kind_and_layer(rules: Mapping[str, Path]) -> None:
+    series = {name: notation(values) for name, values in ULLAGE["a layer"].series.items()}
+    labels = (
+        'ALERTS{alertname="UllageModelNotItself",alertstate="firing",id="P001",instance="a:1",'
+        'job="llm",kind="q",layer="12",rule="W026",severity="critical",ullage_engine="ullage"}'
+    )
+    expected = [{"labels": labels, "value": 1}]
+    firing = 'ALERTS{alertstate="firing"}'
+    tests = [{"expr": firing, "eval_time": "13m30s", "exp_samples": expected}]
+    assert run(rules["ullage"], series, tests) == ""
+
+
 def test_a_file_for_nobody_says_so(rules: Mapping[str, Path]) -> None:
     firing = 'ALERTS{alertstate="firing"}'
     labels = (
@@ -437,7 +478,7 @@ def test_a_file_for_nobody_says_so(rules: Mapping[str, Path]) -> None:
 
 def test_every_alert_is_seen_to_fire_and_to_end() -> None:
     fired, ended = set[str](), set[str]()
-    for scenario in VLLM.values():
+    for scenario in (*VLLM.values(), *ULLAGE.values()):
         times = sorted(scenario.firing)
         for earlier, later in pairwise(times):
             fired |= set(scenario.firing[later])

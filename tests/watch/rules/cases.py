@@ -18,8 +18,10 @@ from ullage.telemetry.snapshot import (
     GAUGES,
     HISTOGRAMS,
     LABELLED,
+    PROBED,
     Gpu,
     Identity,
+    ProbeFinding,
     Snapshot,
 )
 from ullage.watch.peers import peers_of
@@ -149,6 +151,10 @@ class World:
     gpus: tuple[Gpu, ...] = (
         Gpu("0", "H100", busy_ratio=0.9, sm_clock_hz=1.7e9, max_sm_clock_hz=1.98e9, xid_errors=0.0),
     )
+    probed: tuple[ProbeFinding, ...] = (
+        ProbeFinding("P001", "", "", "clear"),
+        ProbeFinding("P006", "", "", "not_evaluable"),
+    )
     last: Past | None = field(default_factory=lambda: Past(5.0, 5.0, 2))
     recent: Past | None = field(default_factory=lambda: Past(300.0, 300.0, 60))
     past: Past | None = field(default_factory=lambda: Past(3600.0, 3600.0, 720))
@@ -207,7 +213,8 @@ class World:
             "histograms": kept(total.histograms),
         }
         names = {name for values in parts.values() for name in values}
-        vocabulary = (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS)
+        names |= set(PROBED) - self.without
+        vocabulary = (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS, *PROBED)
         return Snapshot(
             NOW_S,
             self.who,
@@ -215,6 +222,7 @@ class World:
             sources={name: f"vllm:{name}" for name in names},
             absent={name: WHY for name in vocabulary if name not in names},
             gpus=self.gpus,
+            probe_findings=self.probed if "probe_findings" in names else None,
             approximate=self.approximate,
         )
 
@@ -453,6 +461,19 @@ def _unready(w: World) -> None:
     w.pod |= {"ready": "false", "unready_since": iso(NOW_S - 2400)}
 
 
+def _another_model(w: World) -> None:
+    w.probed = (
+        ProbeFinding("P009", "size", "3", "fired"),
+        ProbeFinding("P002", "norm", "3", "fired"),
+        ProbeFinding("P003", "rope", "many", "fired"),
+        ProbeFinding("P001", "", "", "clear"),
+    )
+
+
+def _other_texts(w: World) -> None:
+    w.probed = (*w.probed, ProbeFinding("P008", "entropy", "many", "fired"))
+
+
 KV = names("kv_used_ratio")
 ENDS = names("finished_by_reason")
 FEW = names("waiting", "kv_used_ratio")
@@ -515,6 +536,10 @@ CASES: tuple[tuple[str, Case], ...] = (
                   needs_past=True)),
     ("W025", Case(_killed, "vllm was killed 4 min ago", needs_recent=False)),
     ("W025", Case(_unready, "not been ready for 40 min", severity="warning", needs_recent=False)),
+    ("W026", Case(_another_model, "P002, norm, layer 3, and 2 more", names("probe_findings"),
+                  needs_recent=False)),
+    ("W026", Case(_other_texts, "P008, entropy, several layers", names("probe_findings"),
+                  severity="warning", needs_recent=False)),
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.watch.rules.simulator import (
     merged,
     poisson,
 )
-from ullage.telemetry.snapshot import Gpu, Snapshot
+from ullage.telemetry.snapshot import Gpu, ProbeFinding, Snapshot
 from ullage.watch.history import History
 from ullage.watch.incidents import Incidents
 from ullage.watch.rule import Judged
@@ -405,5 +405,21 @@ SCENARIOS = (
         "a device fell off the bus",
         lambda: one(steady(), tell=changed(gpus=(FALLEN,))),
         "W019",
+    ),
+    _scenario(
+        "its own probe finds another model",
+        lambda: one(
+            steady(), tell=changed(probe_findings=(ProbeFinding("P001", "q", "12", "fired"),))
+        ),
+        "W026",
+        severities={"W026": "error"},
+    ),
+    _scenario(
+        "its own probe finds texts of another sort",
+        lambda: one(
+            steady(), tell=changed(probe_findings=(ProbeFinding("P009", "size", "3", "fired"),))
+        ),
+        "W026",
+        severities={"W026": "warning"},
     ),
 )

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field, replace
 
 from ullage.telemetry.histogram import Histogram
 from ullage.telemetry.scrape import Look
-from ullage.telemetry.snapshot import COUNTERS, GAUGES, HISTOGRAMS, LABELLED, Identity, Snapshot
+from ullage.telemetry.snapshot import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    LABELLED,
+    PROBED,
+    Identity,
+    Snapshot,
+)
 
 START_S = 1_796_000_000.0
 
@@ -315,7 +323,7 @@ def said(time_s: float, who: Identity, **known: Mapping[str, object]) -> Snapsho
         sources={name: f"vllm:{name}" for name in names},
         absent={
             name: "the simulated engine does not say"
-            for name in (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS)
+            for name in (*GAUGES, *COUNTERS, *LABELLED, *HISTOGRAMS, *PROBED)
             if name not in names
         },
     )

@@ -33,6 +33,7 @@ LLAMACPP = Dialect(
         "prefix_hits_tokens": (CACHED,),
     },
     absent={
+        "probe_findings": "llama.cpp does not judge its model",
         "kv_used_bytes": GONE,
         "kv_total_bytes": GONE,
         "kv_total_tokens": GONE,

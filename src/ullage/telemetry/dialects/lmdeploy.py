@@ -47,6 +47,7 @@ LMDEPLOY = Dialect(
         "request_generation_tokens": (Metric("lmdeploy:request_generation_tokens"),),
     },
     absent={
+        "probe_findings": "LMDeploy does not judge its model",
         "kv_used_bytes": "LMDeploy exports a share, not bytes, and not of how many",
         "kv_total_bytes": "LMDeploy exports a share, not bytes, and not of how many",
         "kv_used_tokens": "LMDeploy exports a share, and not of how many tokens",

@@ -68,6 +68,7 @@ SGLANG = Dialect(
         "request_generation_tokens": (Metric("sglang:generation_tokens_histogram"),),
     },
     absent={
+        "probe_findings": "SGLang does not judge its model",
         "page_utilization_ratio": "SGLang does not say how full its pages are",
         "oldest_request_age_s": "SGLang does not say how old its requests are",
         "rejected_requests": "SGLang does not count refusals apart from other aborts",

@@ -38,6 +38,7 @@ TGI = Dialect(
         "request_max_tokens": (Metric("tgi_request_max_new_tokens"),),
     },
     absent={
+        "probe_findings": "TGI does not judge its model",
         "kv_used_bytes": "TGI exports no KV bytes; --model derives them",
         "kv_total_bytes": "TGI exports no KV bytes; --model derives them",
         "kv_cached_tokens": NOT_TOLD,

@@ -37,6 +37,7 @@ TRITON = Dialect(
         "request_generation_tokens": (Metric("nv_llm_output_token_len"),),
     },
     absent={
+        "probe_findings": "Triton does not judge its model",
         "kv_used_bytes": "the backend exports blocks, not their bytes; --model derives them",
         "kv_total_bytes": "the backend exports blocks, not their bytes; --model derives them",
         "kv_cached_tokens": "the backend does not say how many free blocks hold known prefixes",

@@ -46,6 +46,7 @@ TRTLLM = Dialect(
         "decode_s": (Metric("trtllm_request_decode_time_seconds"),),
     },
     absent={
+        "probe_findings": "TensorRT-LLM does not judge its model",
         "kv_used_bytes": "TensorRT-LLM exports blocks, not their bytes; --model derives them",
         "kv_total_bytes": "TensorRT-LLM exports blocks, not their bytes; --model derives them",
         "kv_cached_tokens": "TensorRT-LLM does not say how many free blocks hold known prefixes",

@@ -12,6 +12,7 @@ from ullage.telemetry.dialects.source import Arithmetic, Dialect, Metric, Source
 from ullage.telemetry.dialects.vllm import CAPACITY, COMMON, INFO
 from ullage.telemetry.snapshot import Name
 
+UNJUDGED = "the probe cannot evaluate that rule"
 OWN: Mapping[Name, tuple[Source, ...]] = {
     "kv_cached_tokens": (
         Arithmetic(
@@ -23,6 +24,7 @@ OWN: Mapping[Name, tuple[Source, ...]] = {
             near=True,
         ),
     ),
+    "probe_findings": (Metric("ullage_probe_findings", combine="max", by="id", nan=UNJUDGED),),
 }
 
 ULLAGE = Dialect(
@@ -38,5 +40,8 @@ ULLAGE = Dialect(
     },
     absent={},
     info=INFO,
-    hints={"kv_used_ratio": "an embedding server has no KV cache"},
+    hints={
+        "kv_used_ratio": "an embedding server has no KV cache",
+        "probe_findings": "a server judges its model with --probe-baseline",
+    },
 )

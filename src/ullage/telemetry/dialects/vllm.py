@@ -105,7 +105,10 @@ VLLM = Dialect(
     marks=("vllm:",),
     unless=("ullage_engine_info",),
     fields=COMMON,
-    absent={"kv_cached_tokens": "vLLM does not say how many free blocks hold known prefixes"},
+    absent={
+        "kv_cached_tokens": "vLLM does not say how many free blocks hold known prefixes",
+        "probe_findings": "vLLM does not judge its model, nor does the plugin",
+    },
     info=INFO,
     hints={
         "kv_used_bytes": NOT_BYTES,

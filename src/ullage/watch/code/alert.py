@@ -50,3 +50,8 @@ WHO = "{{ if $labels.pod }}{{ $labels.pod }}{{ else }}{{ $labels.instance }}{{ e
 PERCENT = "{{ $value | humanizePercentage }}"
 NUMBER = "{{ $value | humanize }}"
 SECONDS = "{{ $value | humanizeDuration }}"
+PLACE = (
+    "{{ $labels.id }} {{ $labels.kind }}"
+    '{{ if eq $labels.layer "many" }}, several layers'
+    "{{ else if $labels.layer }}, layer {{ $labels.layer }}{{ end }}"
+)

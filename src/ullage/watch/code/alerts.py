@@ -9,7 +9,7 @@ Causes, remedies, severities and thresholds are the rules' own.
 from __future__ import annotations
 
 from ullage.findings.finding import Severity
-from ullage.watch.code.alert import NUMBER, PERCENT, SECONDS, WHO, Alert
+from ullage.watch.code.alert import NUMBER, PERCENT, PLACE, SECONDS, WHO, Alert
 from ullage.watch.rules import (
     balance,
     fragmentation,
@@ -356,6 +356,21 @@ ALERTS: tuple[Alert, ...] = (
         _share_rose("given_up", "parted", "$given_up_past_ratio"),
         "short",
         f"{WHO}: {PERCENT} of requests more than before are given up",
+    ),
+    Alert(
+        "UllageModelNotItself",
+        "W026",
+        "$probe_errors == 1",
+        "none",
+        f"{WHO}: by its own probe the model is not itself: {PLACE}",
+    ),
+    Alert(
+        "UllageActivationsUnusual",
+        "W026",
+        "$probe_warnings == 1",
+        "none",
+        f"{WHO}: by its own probe what the model computes is unusual: {PLACE}",
+        severity=Severity.warning,
     ),
 )
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ullage.telemetry.dialects.source import Arithmetic, Dialect, Label, Metric, Source
-from ullage.telemetry.promql_text import MARKERS, metrics_in, quoted
+from ullage.telemetry.plan_making import PLACE
+from ullage.telemetry.promql_text import MARKERS, any_of, metrics_in, quoted
 from ullage.telemetry.snapshot import Counter, Gauge, Histograms, Labelled, Name
 
 OPERATORS = {"×": "*", "÷": "/", "−": "-", "+": "+"}
@@ -90,6 +91,17 @@ def split(dialect: Dialect, name: Labelled, scope: Scope) -> tuple[str, str]:
     metric = _labelled_metric(dialect, name)
     text = _aggregate(metric, metric.name, dialect, scope, _itself, (metric.by,))
     return text, metric.by
+
+
+def probe_findings(dialect: Dialect, scope: Scope, ids: Sequence[str], *, others: bool) -> str:
+    """1 where the server's own probe fires, one series per replica, rule and place: of the rules
+    `ids`, or of all `others`. Raises CannotBeSaid."""
+    sources = dialect.fields.get("probe_findings")
+    if not sources:
+        raise CannotBeSaid(_why(dialect, "probe_findings"))
+    matcher = f"id{'!~' if others else '=~'}{any_of(ids)}"
+    metric = _own(sources[0])
+    return _aggregate(metric, metric.name, dialect, scope, _itself, PLACE, matcher=matcher)
 
 
 def buckets(dialect: Dialect, name: Histograms, scope: Scope, window: str) -> str:
@@ -252,7 +264,7 @@ def bucket_scale(dialect: Dialect, name: Histograms) -> float:
 
 
 def _own(source: Source) -> Metric:
-    assert isinstance(source, Metric), "a histogram is read from one metric"
+    assert isinstance(source, Metric), "histograms and findings are read from one metric"
     return source
 
 

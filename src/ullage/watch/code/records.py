@@ -26,6 +26,7 @@ from ullage.watch.code.expressions import (
     guarded,
     labelled,
     labelled_rate,
+    probe_findings,
     process,
     rate,
     resets,
@@ -36,6 +37,7 @@ from ullage.watch.code.expressions import (
     up,
 )
 from ullage.watch.rules.leaving import UNCOUNTED
+from ullage.watch.rules.probe import WARNING
 
 ENGINE = "ullage_engine"
 """The label of every record and alert that says which dialect it was written for."""
@@ -198,6 +200,7 @@ def records_of(dialect: Dialect, scope: Scope, spans: Spans) -> Records:
     writer.add_through()
     writer.add_given_up()
     writer.add_identity()
+    writer.add_probe()
     writer.add_peers()
     return Records(tuple(writer.records), writer.unsaid)
 
@@ -313,6 +316,12 @@ class _Writer:
             lambda: several_settings(dialect, scope, window, EVERYDAY),
         )
         self._add("pool_below_a_request", "pool_below_a_request", self._small_pool)
+
+    def add_probe(self) -> None:
+        """What the server's own probe says: of the model itself, and of what is only usual."""
+        for key, others in (("probe_errors", True), ("probe_warnings", False)):
+            write = partial(probe_findings, self._dialect, self._scope, WARNING, others=others)
+            self._add(key, key, write)
 
     def _small_pool(self) -> str:
         if CACHE_INFO not in self._dialect.info.settings:

@@ -20,6 +20,7 @@ from ullage.watch.rules import (
     outcomes,
     pods,
     prefix,
+    probe,
     queues,
     shifts,
     silence,
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = tuple(
             *outcomes.RULES,
             *gpus.RULES,
             *pods.RULES,
+            *probe.RULES,
         ),
         key=lambda rule: rule.id,
     )
