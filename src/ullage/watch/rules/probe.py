@@ -19,10 +19,10 @@ WARNING = ("P008", "P009")
 one that is not known here."""
 MOST_TOLD = 8
 """Places in the evidence; a server tells at most 32."""
-OUT = "Take the replica out of service, then look"
+OUT = "Take the replica out of service, then see"
 LOOK = (
-    "at GET /ullage/entropy (--enable-control-routes) or by `ullage probe check URL --baseline "
-    "FILE` where it is, and by `ullage explain {}` what to do."
+    "at GET /ullage/entropy (--enable-control-routes) or with `ullage probe check URL --baseline "
+    "FILE` where it is, and with `ullage explain {}` what to do."
 )
 
 
@@ -58,7 +58,7 @@ def _not_itself(fired: list[ProbeFinding], source: str) -> Fired:
         return Fired(
             f"By the server's own probe what the model computes is no longer usual: {first.id}, "
             f"{_place(first)}{more}. Texts of another sort than the baseline's do that as well.",
-            f"Look {look}",
+            f"See {look}",
             facts,
             Severity.warning,
         )
@@ -88,8 +88,9 @@ RULES = (
         why="A changed weight, a wrong scale or a processor that miscounts makes wrong answers at "
         "full speed: no latency, queue or error counter moves, and only the server that reads its "
         "own activations can say so.",
-        fix="Take the replica out; see at GET /ullage/entropy or by `ullage probe check URL "
-        "--baseline FILE` which part it is (P008 and P009 may be texts of another sort).",
+        fix="Where it is P001 to P007, take the replica out; where it is P008 or P009 alone, see "
+        "first whether the texts are of another sort. GET /ullage/entropy and `ullage probe check URL "
+        "--baseline FILE` name the part.",
         source="ullage_probe_findings of `ullage serve --probe-baseline FILE` (docs/probes.md, In "
         "a running server)",
         example='ullage_probe_findings{id="P001",kind="q",layer="12"} 1',
