@@ -89,8 +89,8 @@ RULES = (
         "full speed: no latency, queue or error counter moves, and only the server that reads its "
         "own activations can say so.",
         fix="Where it is P001 to P007, take the replica out; where it is P008 or P009 alone, see "
-        "first whether the texts are of another sort. GET /ullage/entropy and `ullage probe check URL "
-        "--baseline FILE` name the part.",
+        "first whether the texts are of another sort. GET /ullage/entropy and `ullage probe check "
+        "URL --baseline FILE` name the part.",
         source="ullage_probe_findings of `ullage serve --probe-baseline FILE` (docs/probes.md, In "
         "a running server)",
         example='ullage_probe_findings{id="P001",kind="q",layer="12"} 1',
