@@ -117,11 +117,8 @@ def test_a_cancel_and_a_drain_reach_every_engine(launched: Servers) -> None:
     flags = ("--api-server-count", "2", "--data-parallel-size", "2", "--max-num-seqs", "8")
     server = launched.start((*flags, "--num-gpu-blocks-override", "1025"), {**ON, **DEV})
     eventually(lambda: server.said().count("Application startup complete") == 2)
-    running = server.streams([prompt_of(number, 20) for number in range(8)], 1500)
-    server.resume()  # each engine begins by itself
-    eventually(lambda: all(stream.tokens for stream in running))
-    server.pause()
-    assert not any(stream.ended for stream in running)
+    # Each engine begins by itself: one may be done before the other has said a word.
+    running = server.streams([prompt_of(number, 20) for number in range(8)], 1500, of=all)
     report = server.kv()
     assert {holder["engine"] for holder in report["holders"]} == {0, 1}
     assert report["num_blocks"] == 2 * 1024
