@@ -335,7 +335,7 @@ def table() -> None:
         shown = f"{unit} {size:g}" if unit else ""
         lines.append(f"| {name} | {shown} | " + " | ".join(cells) + " |")
     lines += ["", "## Healthy tokens", "",
-              "Measured before attention's own rounding over many keys was allowed for (√n·2⁻²⁴), so "
+              "Measured before attention was allowed its rounding over many keys (√n·2⁻²⁴), so "
               "that its z was larger than it is now.", ""]  # fmt: skip
     lines += [_calm(way, one) for way, one in calm.items()]
     PAGE.write_text("\n".join(lines) + "\n")
