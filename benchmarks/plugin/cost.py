@@ -338,7 +338,8 @@ and its processes wait for each other without spinning: as vLLM runs they spin, 
 time to both sides and would flatter the plugin. \
 Other work ran on the machine, with less priority.
 
-The third line is the pairs' again, of the two processes in which the plugin runs, over their CPU \
+The third line was chosen after the numbers were seen and is no bound; it is the pairs' \
+again, of the two processes in which the plugin runs, over their CPU \
 time alone. The worker's, where the plugin does nothing, tells how much of a pair's difference is \
 the machine's: the line is fitted through both and read where the worker's is alike (bounds by its \
 residuals). It cannot see what the plugin would do to the worker from outside, through caches they \
