@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,70 @@ def test_a_kind_in_few_layers_is_a_finding_of_each(
     see(judge, residuals)
     found = [one for one in verdicts(judge) if one.finding.state == "fired"]
     assert [one.layer for one in found] == list(layers) and len(found) == findings
+
+
+# --- what was not looked at is not clear ---
+
+
+def states(judge: Judge) -> dict[str, str]:
+    return {one.finding.id: one.finding.state for one in verdicts(judge)}
+
+
+def test_rows_that_ran_as_no_row_of_the_baseline_did_clear_nothing(baseline: Baseline) -> None:
+    """Taken without compiled steps, asked about compiled ones."""
+    judge, random = Judge(baseline), np.random.default_rng(21)
+    assert np.isnan(baseline.noise[1]).all()
+    for _ in range(8):
+        judge.see(healthy(baseline, random), baseline.usual.mean, "a", compiled=True)
+    found = states(judge)
+    assert {found[f"P00{number}"] for number in range(1, 8)} == {"not_evaluable"}
+    assert found["P008"] == found["P009"] == "clear"
+
+
+def test_texts_are_not_judged_before_a_request_has_some_rows(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(22)
+    for number in range(3 * Requests.FIRST):
+        see(judge, healthy(baseline, random), request=str(number % Requests.FIRST))
+        told = verdicts(judge)[7:]
+        read = number // Requests.FIRST + 1
+        expected = "clear" if read >= Requests.FIRST else "not_evaluable"
+        assert {one.finding.state for one in told} == {expected}, number
+        assert all("rows were read" in one.finding.missing[0] for one in told)
+    for _ in range(Requests.FIRST):
+        see(judge, healthy(baseline, random), request="long")
+    assert states(judge)["P008"] == states(judge)["P009"] == "clear"
+
+
+def test_an_adapter_is_clear_once_a_row_of_it_was_read(baseline: Baseline) -> None:
+    known = replace(baseline, sketch=replace(baseline.sketch, adapters={"tuned": Any}))
+    judge, random = Judge(known), np.random.default_rng(23)
+    see(judge, healthy(known, random))
+    assert states(judge)["P006"] == "not_evaluable"
+    of_it = healthy(known, random)
+    of_it.adapted[:] = 0.1
+    see(judge, of_it)
+    assert states(judge)["P006"] == "clear"
+
+
+def test_what_was_not_judged_is_named_beside_what_was(baseline: Baseline) -> None:
+    """Rows of an adapter that the baseline does not know: its products are left out."""
+    judge, random = Judge(baseline), np.random.default_rng(24)
+    residuals = healthy(baseline, random)
+    for number, cell in enumerate(baseline.cells):
+        if cell.kind in ("q", "v"):
+            residuals.size[number] = np.nan
+    see(judge, residuals)
+    (products,) = (one.finding for one in verdicts(judge) if one.finding.id == "P001")
+    assert products.state == "clear"
+    left_out = [e.value for e in products.evidence if e.name == "not judged"]
+    assert [str(one).split(":")[0] for one in left_out] == ["q", "v"]
+
+
+def test_behind_numbers_that_are_not_finite_nothing_is_clear(baseline: Baseline) -> None:
+    judge, random = Judge(baseline), np.random.default_rng(25)
+    residuals = healthy(baseline, random)
+    residuals.residual[at(baseline, "o", 1) :] = np.nan
+    see(judge, residuals)
+    found = states(judge)
+    assert found.pop("P007") == "fired"
+    assert set(found.values()) == {"not_evaluable"}

@@ -102,6 +102,15 @@ def read_text(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> str:
         raise MalformedConfig(f"not UTF-8 at byte {error.start}", file=path) from None
 
 
+def begins_with(path: Path, mark: str) -> bool:
+    """Whether the first 100 bytes of a file hold `mark`; False where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return mark.encode() in stream.read(100)
+    except OSError:
+        return False
+
+
 def read_json_object(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> Mapping[str, object]:
     """The JSON object that a file holds; MalformedConfig when it holds anything else."""
     value = parse_json(read_text(path, max_bytes), file=str(path))

@@ -18,7 +18,6 @@ from ullage.errors import BadUsage
 if TYPE_CHECKING:
     from ullage.probes.baseline.baseline import Baseline
     from ullage.probes.baseline.checking import Checked
-    from ullage.probes.baseline.verdicts import Located
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,19 +95,6 @@ def _checked(
     )
 
 
-def located_document(one: Located) -> dict[str, Any]:
-    """A finding with the place that it speaks of."""
-    from ullage.findings.json import finding_document
-
-    return {
-        **finding_document(one.finding),
-        "kind": one.kind,
-        "layer": one.layer,
-        "layers": list(one.layers),
-        "heads": list(one.heads),
-    }
-
-
 def _document_of(
     args: argparse.Namespace, baseline: Baseline, findings: list[dict[str, Any]]
 ) -> dict[str, Any]:
@@ -120,7 +106,7 @@ def _document_of(
 
 
 def _document(args: argparse.Namespace, baseline: Baseline, found: Checked) -> dict[str, Any]:
-    return _document_of(args, baseline, [located_document(one) for one in found.findings]) | {
+    return _document_of(args, baseline, [one.document() for one in found.findings]) | {
         "rows": found.rows,
         "steps": found.steps,
         "tokens": found.tokens,

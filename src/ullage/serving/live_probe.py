@@ -26,7 +26,6 @@ from ullage.engine.options import EngineOptions
 from ullage.engine.taps import Taps
 from ullage.errors import UnsupportedModel
 from ullage.findings.answer import NotEvaluable, finding_of
-from ullage.findings.json import finding_document
 from ullage.probes.attention.embedded import SOURCE
 from ullage.probes.attention.live import KeptRows, LiveAttention
 from ullage.probes.attention.readings import AttentionReading
@@ -116,7 +115,8 @@ class LiveProbe:
         self._reader: LiveReader | None = None
         self._attention = LiveAttention(warming.form.layers, warming.form.heads)
         self._judge = None if baseline is None else Judge(baseline)
-        self._alarms: frozenset[object] = frozenset()
+        # What stands at an alarm, and of what anything was judged: findings follow from these.
+        self._state: tuple[frozenset[int], frozenset[str]] | None = None
         self.failure: str | None = None
         self._told = self._findings()
         self._quantiles: tuple[int, NDArray[np.float64]] | None = None
@@ -166,9 +166,9 @@ class LiveProbe:
         if judge is None or reading.residuals is None:
             return
         judge.see(reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled)
-        alarms = frozenset(alarm.at for alarm in judge.alarms())
-        if alarms != self._alarms or judge.rows == 1:
-            self._alarms, self._told = alarms, self._findings()
+        state = (judge.standing(), judge.read_kinds())
+        if state != self._state:
+            self._state, self._told = state, self._findings()
 
     def seen(self) -> Seen:
         """What there is by now. In the engine's thread, between two steps."""
@@ -197,7 +197,7 @@ class LiveProbe:
             "seconds": seen.seconds,
             "failure": self.failure,
             "baseline": None if known is None else _told_of(known, self._asked.file),
-            "findings": None if findings is None else [located_document(one) for one in findings],
+            "findings": None if findings is None else [one.document() for one in findings],
             "layers": layers,
         }
 
@@ -257,17 +257,6 @@ def series_of(findings: Iterable[Located]) -> dict[tuple[str, str, str], float]:
             place = MANY
         found[rule, one.kind, place] = 1.0
     return found
-
-
-def located_document(one: Located) -> dict[str, Any]:
-    """A finding and where it is."""
-    return {
-        **finding_document(one.finding),
-        "kind": one.kind,
-        "layer": one.layer,
-        "layers": list(one.layers),
-        "heads": list(one.heads),
-    }
 
 
 def _told_of(known: Baseline, file: str | None) -> dict[str, Any]:

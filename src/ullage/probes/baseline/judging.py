@@ -73,8 +73,12 @@ class Judge:
             name: np.zeros(self._num_cells) for name in ("rr", "rs", "ss", "ra", "aa", "ee", "xx")
         }
         self._other = _others(self.cells)
+        every = [*(one.kind for one in self.cells), *(one.kind for one in self.figures)]
+        self._kinds = tuple(dict.fromkeys(every))
+        self._kind_of = np.array([self._kinds.index(kind) for kind in every])
         self._explained = np.zeros(self._num_cells, np.int64)
         self._layers = np.array([-1 if c.layer is None else c.layer for c in self.cells])
+        self._adapted = False
         self._last: Residuals | None = None
 
     def see(
@@ -91,6 +95,7 @@ class Judge:
         self._most = np.where(alarms, np.fmax(self._most, np.abs(z)), 0.0)
         self._explain(residuals, rising[: self._num_cells], z[: self._num_cells])
         self._last = residuals
+        self._adapted |= bool((residuals.adapted != 0).any())
         return bool(rising.any())
 
     def _unusual(self, request_id: str, figures: Doubles) -> Doubles:
@@ -116,10 +121,17 @@ class Judge:
                 kept = np.where(np.isfinite(values), values, 0.0)
                 self._sums[name] = np.where(rising, 0.0, _KEEP * self._sums[name]) + kept
 
-    def judged(self) -> frozenset[str]:
-        """Kinds of which at least one cell has been held against the baseline so far."""
-        read = np.flatnonzero(self._detectors.readings[: self._num_cells])
-        return frozenset(self.cells[number].kind for number in read.tolist())
+    def read_kinds(self) -> frozenset[str]:
+        """Kinds (`Rule.kinds`) of which at least one reading has been held against the baseline."""
+        read = self._kind_of[self._detectors.readings > 0]
+        kinds = {self._kinds[number] for number in np.unique(read).tolist()}
+        if (self._detectors.readings[: self._num_cells] > 0).any():
+            kinds.add("not_finite")
+        return frozenset(kinds | {"lora"} if self._adapted else kinds)
+
+    def standing(self) -> frozenset[int]:
+        """Which cells and figures stand at an alarm, by number: what is cheap to ask each row."""
+        return frozenset(np.flatnonzero(self._detectors.alarms).tolist())
 
     def alarms(self) -> tuple[Alarm, ...]:
         """What stands at an alarm now, in the order in which a row passes it."""
@@ -127,25 +139,25 @@ class Judge:
         return tuple(self._alarm(int(number)) for number in at)
 
     def _alarm(self, number: int) -> Alarm:
+        is_cell = number < self._num_cells
         found = Alarm(
-            self.cells[number] if number < self._num_cells
-            else self.figures[number - self._num_cells],
+            self.cells[number] if is_cell else self.figures[number - self._num_cells],
             float(self._most[number]),
             int(self._since[number]),
             int(self._detectors.readings[number]),
-        )  # fmt: skip
-        if number >= self._num_cells or self._last is None:
+        )
+        if not is_cell or self._last is None:
             return found
         last = self._last
         channel = int(last.channels[number])
-        return Alarm(
-            found.at, found.z, found.since, found.readings,
+        return replace(
+            found,
             factor=self._factor(number),
             adapter_share=self._adapter_share(number),
             channel=None if channel < 0 else channel,
             made=float(last.made[number]),
             said=float(last.said[number]),
-        )  # fmt: skip
+        )
 
     def _factor(self, number: int) -> float | None:
         """made = factor · said, where that leaves no more of the residual than rounding explains.

@@ -16,10 +16,10 @@ import numpy as np
 from ullage.errors import BadUsage, Unreachable
 from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable, finding_of
 from ullage.findings.finding import Evidence
-from ullage.findings.json import finding_document
 from ullage.probes.baseline import usual
 from ullage.probes.baseline.baseline import Baseline
 from ullage.probes.baseline.rules import RULES
+from ullage.probes.baseline.verdicts import Located
 
 ROUTE = "/ullage/entropy"
 LEAST_ROWS = 8
@@ -170,13 +170,7 @@ def _of_entropy(
                 "than texts explain.",
                 rule.fix, shown,
             )  # fmt: skip
-    return {
-        **finding_document(finding_of(rule, answer)),
-        "kind": rule.kinds[0],
-        "layer": layers[0] if len(layers) == 1 else None,
-        "layers": layers,
-        "heads": heads,
-    }
+    return Located(finding_of(rule, answer), rule.kinds[0], tuple(layers), tuple(heads)).document()
 
 
 def _entropies(

@@ -39,6 +39,11 @@ class Figure:
     layer: int | None
     head: int | None = None
 
+    @property
+    def kind(self) -> str:
+        """`entropy`: how heads attend; `size`: how large what flows is, and how sure the model."""
+        return "entropy" if self.name in ("entropy", "max_score") else "size"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:

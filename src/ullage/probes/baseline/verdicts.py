@@ -8,23 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ullage.findings.answer import Answer, Clear, Fired, NotEvaluable, finding_of
 from ullage.findings.finding import Evidence, Finding
+from ullage.findings.json import finding_document
 from ullage.probes.baseline.baseline import Baseline
 from ullage.probes.baseline.judging import Alarm, Judge
 from ullage.probes.baseline.relations import Cell
 from ullage.probes.baseline.rules import RULES, Rule
-from ullage.probes.baseline.usual import Figure
+from ullage.probes.baseline.usual import Figure, Requests
 
 _LITTLE = 0.05
 _MANY_LAYERS = 4
 """More layers of one kind are one fault: an option, a formula, a machine."""
 _NEAR = 0.02
 """So near to a whole explanation (not there at all, wholly there) counts as it."""
-
-
-_SIZES = ("residual_rms", "residual_max", "hidden_max", "top_logprob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +41,43 @@ class Located:
     def layer(self) -> int | None:
         return self.layers[0] if len(self.layers) == 1 else None
 
+    def document(self) -> dict[str, Any]:
+        """As JSON: the finding, and the place that it speaks of."""
+        return {
+            **finding_document(self.finding),
+            "kind": self.kind,
+            "layer": self.layer,
+            "layers": list(self.layers),
+            "heads": list(self.heads),
+        }
+
 
 def verdicts(judge: Judge) -> tuple[Located, ...]:
     """Every rule's answers: for each fired one a finding of its layer, or of all that are alike."""
-    blind = dict(blind_kinds(judge.baseline))
-    judged = judge.judged()
-    for kind in (kind for rule in RULES[:5] for kind in rule.kinds):
-        if kind not in judged:
-            blind.setdefault(kind, f"{kind}: no row so far ran as rows of the baseline did")
-    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, blind)
+    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, unread_kinds(judge))
 
 
-def blind_kinds(baseline: Baseline) -> Mapping[str, str]:
+_FEW = f"requests: none so far of which {Requests.FIRST} rows were read"
+_UNREAD: Mapping[str, str] = {
+    "lora": "adapters: no row so far of one that the baseline knows",
+    "entropy": _FEW,
+    "size": _FEW,
+    "not_finite": "rows: none so far ran as rows of the baseline did",
+}
+
+
+def unread_kinds(judge: Judge) -> Mapping[str, str]:
+    """Kinds of which nothing has been held against the baseline, and why: they are not clear."""
+    found, read = dict(_blind_kinds(judge.baseline)), judge.read_kinds()
+    for kind in (kind for rule in RULES for kind in rule.kinds):
+        if kind not in read:
+            why = _UNREAD.get(kind, f"{kind}: no row so far ran as rows of the baseline did")
+            found.setdefault(kind, why)
+    return found
+
+
+def _blind_kinds(baseline: Baseline) -> Mapping[str, str]:
     """Kinds of which nothing can be read, and why."""
-    import numpy as np
-
     seen = {
         cell.kind
         for cell, levels in zip(baseline.cells, baseline.noise.T, strict=True)
@@ -74,36 +97,55 @@ def of_alarms(
     alarms: Sequence[Alarm],
     rows: int,
     exchanged: Callable[[int], bool],
-    blind: Mapping[str, str],
+    unread: Mapping[str, str],
 ) -> tuple[Located, ...]:
-    """See `verdicts`. Behind a fault of the model's own, what texts usually do says nothing."""
+    """See `verdicts`. Behind a fault of the model's own, what texts usually do says nothing; behind
+    numbers that are not finite nothing does."""
     own = [one for one in alarms if isinstance(one.at, Cell)]
     usual = [one for one in alarms if isinstance(one.at, Figure)]
+    behind: dict[str, str] = {}
+    if own:
+        behind |= dict.fromkeys(("P008", "P009"), "a sound model: behind a fault these say nothing")
+    if any(map(_is_broken, own)):
+        behind |= {rule.id: _BROKEN for rule in RULES}
     found: list[Located] = []
     for rule in RULES:
         groups = _groups(rule, own, [] if own else usual)
         if groups:
             found += [_fired(rule, group, exchanged) for group in groups]
             continue
-        found.append(_quiet(rule, rows, blind, hidden=bool(own) and rule.id in ("P008", "P009")))
+        found.append(_quiet(rule, rows, unread, behind.get(rule.id)))
     return tuple(found)
 
 
-def _quiet(rule: Rule, rows: int, blind: Mapping[str, str], *, hidden: bool) -> Located:
-    answer: Answer = Clear((Evidence("rows read", rows, "", "the engine's own activations"),))
+_BROKEN = "finite numbers: what lies behind the first that are not cannot be judged"
+
+
+def _quiet(rule: Rule, rows: int, unread: Mapping[str, str], behind: str | None) -> Located:
+    missing = [unread[kind] for kind in rule.kinds if kind in unread]
+    answer: Answer
     if not rows:
         answer = NotEvaluable(("rows: no step was sampled so far",))
-    elif hidden:
-        answer = NotEvaluable(("a sound model: behind a fault these say nothing of their own",))
-    elif all(kind in blind for kind in rule.kinds):
-        answer = NotEvaluable(tuple(dict.fromkeys(blind[kind] for kind in rule.kinds)))
+    elif behind is not None:
+        answer = NotEvaluable((behind,))
+    elif len(missing) == len(rule.kinds):
+        answer = NotEvaluable(tuple(dict.fromkeys(missing)))
+    else:
+        source = "the engine's own activations"
+        evidence = [Evidence("rows read", rows, "", source)]
+        evidence += [Evidence("not judged", why, "", source) for why in dict.fromkeys(missing)]
+        answer = Clear(tuple(evidence))
     return Located(finding_of(rule, answer), rule.kinds[0], ())
+
+
+def _is_broken(alarm: Alarm) -> bool:
+    return math.isinf(alarm.z)
 
 
 def _kind(alarm: Alarm) -> str:
     if isinstance(alarm.at, Figure):
-        return "size" if alarm.at.name in _SIZES else "entropy"
-    if math.isinf(alarm.z):
+        return alarm.at.kind
+    if _is_broken(alarm):
         return "not_finite"
     return "lora" if alarm.adapter_share is not None else alarm.at.kind
 
@@ -113,7 +155,7 @@ def _groups(
 ) -> list[tuple[str, list[Alarm]]]:
     """Alarms of a rule by kind and layer; one group of a kind that stands in many layers."""
     if rule.id == "P007":
-        broken = [one for one in own if _kind(one) == "not_finite"]
+        broken = list(filter(_is_broken, own))
         return [("not_finite", broken)] if broken else []
     by: dict[tuple[str, int | None], list[Alarm]] = {}
     for one in (*own, *usual):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ullage.anatomy.open import read_json_object
+from ullage.anatomy.open import begins_with, read_json_object
 from ullage.errors import BadUsage
 from ullage.findings.written import write_whole
 from ullage.probes.drift.drift import (
@@ -60,11 +60,7 @@ def write(reading: DriftReading, file: Path) -> None:
 
 def is_saved(path: Path) -> bool:
     """Whether a file begins as a saved reading does."""
-    try:
-        with path.open("rb") as stream:
-            return FORMAT.encode() in stream.read(100)
-    except OSError:
-        return False
+    return begins_with(path, FORMAT)
 
 
 def read(path: Path) -> DriftReading:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ullage.anatomy.open import read_json_object
 from ullage.errors import BadUsage
+from ullage.findings.written import write_whole
 
 FORMAT = "ullage-numerics-1"
 MAX_BYTES = 1 << 30
@@ -74,12 +75,7 @@ def write(bundle: Bundle, file: Path) -> None:
         "operators": [asdict(one) for one in bundle.operators],
         "tensors": [asdict(one) for one in bundle.tensors.values()],
     }
-    part = file.with_name(file.name + ".part")
-    try:
-        part.write_text(json.dumps(document, allow_nan=False) + "\n")
-        part.replace(file)
-    except OSError as error:
-        raise BadUsage(f"cannot be written: {error.strerror}", file=file) from None
+    write_whole(file, json.dumps(document, allow_nan=False) + "\n", field="--save")
 
 
 def read(path: Path) -> Bundle:

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ullage.anatomy.open import read_json_object
+from ullage.anatomy.open import begins_with, read_json_object
 from ullage.errors import BadUsage
+from ullage.findings.written import write_whole
 
 FORMAT = "ullage-fingerprint-1"
 MAX_BYTES = 256 << 20
@@ -103,21 +104,12 @@ def to_document(fingerprint: Fingerprint) -> dict[str, Any]:
 
 def write(fingerprint: Fingerprint, file: Path) -> None:
     """Saves it whole or not at all. Raises BadUsage when it cannot be written."""
-    part = file.with_name(file.name + ".part")
-    try:
-        part.write_text(json.dumps(to_document(fingerprint), allow_nan=False) + "\n")
-        part.replace(file)
-    except OSError as error:
-        raise BadUsage(f"cannot be written: {error.strerror}", file=file) from None
+    write_whole(file, json.dumps(to_document(fingerprint), allow_nan=False) + "\n", field="--save")
 
 
 def is_saved(path: Path) -> bool:
     """Whether a file begins as a saved fingerprint does."""
-    try:
-        with path.open("rb") as stream:
-            return FORMAT.encode() in stream.read(100)
-    except OSError:
-        return False
+    return begins_with(path, FORMAT)
 
 
 def read(path: Path) -> Fingerprint:
