@@ -50,7 +50,7 @@ class Decoder:
         self.spec = spec
         self.max_model_len = max_model_len
         self.dtype = dtype
-        turns = _turns(spec)
+        turns = turns_of(spec)
         self.ropes = [_tables(spec, *turn, max_model_len) for turn in turns]
         reader = LayerReader(spec, weights, linear, dtype)
         self.embedding_VE = weights.tensor("embed").to(dtype)
@@ -265,7 +265,7 @@ def _turn(spec: ModelSpec, index: int) -> tuple[Rope, int] | None:
     return None if mixer.rope is None else (mixer.rope, mixer.head_dim)
 
 
-def _turns(spec: ModelSpec) -> list[tuple[Rope, int]]:
+def turns_of(spec: ModelSpec) -> list[tuple[Rope, int]]:
     """The different ways in which the layers rotate."""
     every = (_turn(spec, index) for index in range(spec.num_layers))
     return list(dict.fromkeys(turn for turn in every if turn is not None))

@@ -356,9 +356,9 @@ def _head_norm(norm: Norm | None) -> Floats:
 
 
 def _turnings(decoder: Decoder) -> Iterator[Turning]:
-    from ullage.engine.model.decoder import _turns  # the tables' own order
+    from ullage.engine.model.decoder import turns_of  # the tables' own order
 
-    for rope, head_dim in _turns(decoder.spec):
+    for rope, head_dim in turns_of(decoder.spec):
         angles = rope_angles(
             rope, Reach(decoder.max_model_len, decoder.spec.max_positions, head_dim)
         )
