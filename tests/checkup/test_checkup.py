@@ -123,6 +123,23 @@ def test_kv_grows_as_predicted_and_both_are_right(document: dict[str, Any]) -> N
         assert used in {n * block * KV_BYTES_PER_TOKEN for n in blocks}
 
 
+def test_a_short_answer_that_comes_haltingly_does_not_cost_the_growth(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By such a pace some eight tokens fill the time; at the true one that is no growth to see."""
+    told, true_rate = [], measure._lone_rate
+
+    def halting(result: Any) -> float | None:
+        told.append(true_rate(result))
+        return 2.0 if len(told) == 1 else told[-1]
+
+    monkeypatch.setattr(measure, "_lone_rate", halting)
+    assert main(["checkup", str(tiny), "--save", str(tmp_path), *SHORT]) == 0
+    growth = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["kv_growth"]
+    assert growth["bytes_per_token_measured"]["value"] is not None
+    assert len(told) > 2
+
+
 def test_errors_are_those_of_the_figures_beside_them(document: dict[str, Any]) -> None:
     rows = document["comparison"]["rows"]
     names = [row["name"] for row in rows]

@@ -32,6 +32,7 @@ BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 8, 32, 24
 # One experiment may not eat the others' time on a slow machine.
 GROWTH_BUDGET_S = 14.0
 GROWTH_LEAST_S = 3.0
+GROWTH_ATTEMPTS = 3
 PREFILL_BUDGET_S = 12.0
 FAST_S, SLOW_S = 0.03, 0.25
 
@@ -184,13 +185,18 @@ async def _measure_growth(target: Target, prompts: PromptSource, plan: Plan) -> 
     prompt = max(1, min(GROWTH_PROMPT, plan.max_model_len // 4))
     request = _planned(prompts, 0.0, prompt, min(8, plan.max_model_len - prompt), seed=3)
     rate = _lone_rate(await _alone(target, request, "a short answer"))
-    output = _growth_output(rate, plan.block_size)
-    output = max(1, min(output, plan.max_model_len - prompt))
-    async with Sampler(target, interval_s=FAST_S) as sampler:
-        request = _planned(prompts, 0.0, prompt, output, seed=4)
-        result = await _alone(target, request, "the growing sequence")
+    for attempt in range(GROWTH_ATTEMPTS):
+        output = _growth_output(rate, plan.block_size)
+        output = max(1, min(output, plan.max_model_len - prompt))
+        async with Sampler(target, interval_s=FAST_S) as sampler:
+            request = _planned(prompts, 0.0, prompt, output, seed=4 + attempt)
+            result = await _alone(target, request, "the growing sequence")
+        rate = _lone_rate(result)
+        longer = min(_growth_output(rate, plan.block_size), plan.max_model_len - prompt)
+        if rate is None or longer <= 2 * output:
+            break
+        # A short answer that came haltingly told a pace at which this one was over in no time.
     prompt = result.prompt_tokens or prompt
-    rate = _lone_rate(result)
     if rate is None:
         raise RunFailed(
             "the growing sequence gave one token only, so nothing can be said of decoding"
