@@ -7,6 +7,7 @@ Holds what is measured and how; each returns plain data. What it means is `compa
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,9 +33,8 @@ BATCH_SIZE, BATCH_PROMPT, BATCH_OUTPUT = 8, 32, 24
 # One experiment may not eat the others' time on a slow machine.
 GROWTH_BUDGET_S = 14.0
 GROWTH_LEAST_S = 3.0
-GROWTH_ATTEMPTS = 3
 PREFILL_BUDGET_S = 12.0
-FAST_S, SLOW_S = 0.03, 0.25
+FASTEST_S, FAST_S, SLOW_S = 0.005, 0.03, 0.25
 
 
 class RunFailed(Exception):
@@ -181,31 +181,44 @@ async def _measure_prefill(
 
 
 async def _measure_growth(target: Target, prompts: PromptSource, plan: Plan) -> Growth:
-    """Generate with one sequence while looking at the KV cache as often as is polite."""
+    """Generate with one sequence while looking at the KV cache as often as is polite.
+
+    One after the other for GROWTH_LEAST_S: what a model's whole length is over in is too short to
+    be looked at often enough, and a short answer that came haltingly tells a pace at which the
+    next one is.
+    """
     prompt = max(1, min(GROWTH_PROMPT, plan.max_model_len // 4))
     request = _planned(prompts, 0.0, prompt, min(8, plan.max_model_len - prompt), seed=3)
     rate = _lone_rate(await _alone(target, request, "a short answer"))
-    for attempt in range(GROWTH_ATTEMPTS):
+    grown: list[RequestResult] = []
+    points: list[GrowthPoint] = []
+    start = time.perf_counter()
+    while not grown or time.perf_counter() - start < GROWTH_LEAST_S:
         output = _growth_output(rate, plan.block_size)
         output = max(1, min(output, plan.max_model_len - prompt))
-        async with Sampler(target, interval_s=FAST_S) as sampler:
-            request = _planned(prompts, 0.0, prompt, output, seed=4 + attempt)
+        request = _planned(prompts, 0.0, prompt, output, seed=4 + len(grown))
+        async with Sampler(target, interval_s=_growth_interval_s(output, rate)) as sampler:
             result = await _alone(target, request, "the growing sequence")
+        grown.append(result)
+        points += _growth_points(sampler.series, result.prompt_tokens or prompt, result)
         rate = _lone_rate(result)
-        longer = min(_growth_output(rate, plan.block_size), plan.max_model_len - prompt)
-        if rate is None or longer <= 2 * output:
-            break
-        # A short answer that came haltingly told a pace at which this one was over in no time.
-    prompt = result.prompt_tokens or prompt
-    if rate is None:
+    longest = max(map(output_tokens, grown))
+    whole = [r for r in grown if output_tokens(r) == longest and _lone_rate(r) is not None]
+    if not whole:
         raise RunFailed(
             "the growing sequence gave one token only, so nothing can be said of decoding"
         )
+    seconds = sum(r.event_times_s[-1] - r.event_times_s[0] for r in whole)
     return Growth(
-        points=_growth_points(sampler.series, prompt, result),
-        tokens_per_s=rate,
-        mean_context=prompt + output_tokens(result) / 2,
+        points=tuple(sorted(points, key=lambda point: point.tokens)),
+        tokens_per_s=len(whole) * (longest - 1) / seconds,
+        mean_context=(whole[0].prompt_tokens or prompt) + longest / 2,
     )
+
+
+def _growth_interval_s(output: int, rate: float | None) -> float:
+    """Eight looks at the growth at least, but no more than the server can well answer."""
+    return FAST_S if rate is None else max(FASTEST_S, min(FAST_S, output / rate / 8))
 
 
 def _growth_output(rate: float | None, block_size: int | None) -> int:
