@@ -28,7 +28,14 @@ from ullage.errors import BadUsage
 from ullage.probes.sensitivity import changes as changes
 from ullage.probes.sensitivity.changes import LADDERS, PERTURBATIONS, Target, changed, targets
 from ullage.probes.sensitivity.passes import Moved, Prompts, Runner, apart, run
-from ullage.probes.sensitivity.sensitivity import DEFAULT_BUDGET, Sensitivity, read, spread
+from ullage.probes.sensitivity.sensitivity import (
+    DEFAULT_BUDGET,
+    Change,
+    Ladder,
+    Sensitivity,
+    read,
+    spread,
+)
 
 Family = Callable[[str], Path]
 PROMPTS = ((5, 9, 200, 17, 31, 4), (77, 8, 300, 12), tuple(range(20, 60)))
@@ -314,6 +321,38 @@ def test_the_command_prints_one_document(
     assert main(["probe", "sensitivity", path, "--budget", "30", "--tensors", "*.head.1"]) == 0
     shown = capsys.readouterr().out
     assert ".head.1" in shown and "the same bytes as before" in shown
+
+
+@pytest.mark.parametrize("value", [1.0, -1.5])
+def test_a_bit_that_makes_no_number_of_a_weight_is_told_so(
+    value: float, family_dir: Family, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exponent of what lies between 1 and 2 wants but its highest bit to say Inf or NaN."""
+
+    def fill(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.input_layernorm.weight"].fill_(value)
+
+    path = str(planted(family_dir("llama"), tmp_path / "planted", fill))
+    flags = ["--perturb", "bitflip", "--tensors", "layers.1.mixer_norm", "--budget", "9"]
+    assert main(["probe", "sensitivity", path, *flags, "--output", "json"]) == 0
+    document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    (first,) = document["ranking"]["weights"]
+    assert first["step"] == 14
+    assert (first["relative_size"], first["logprob_nats"]) == (None, None)
+    assert first["beyond_rounding"]
+    assert main(["probe", "sensitivity", path, *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "not finite" in shown and "nan" not in shown
+
+
+def test_a_ladder_that_ends_in_no_number_says_so() -> None:
+    change = Change("final_norm", None, "norm", 14, None, Moved(None, None, None, 0.0))
+    told = probe_sensitivity._ladder(
+        Ladder("bitflip", "norm", "most", "final_norm", (change,), change)
+    )
+    assert told.split("final_norm")[1].split() == [
+        *("bit", "14", "a", "number", "that", "is", "none,", "not", "finite")
+    ]
 
 
 @pytest.mark.parametrize(

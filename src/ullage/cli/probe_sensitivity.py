@@ -131,10 +131,9 @@ def _ladder(one: Ladder) -> str:
         return f"{what} none up to {_step(one.perturbation, highest)}"
     moved = one.smallest.moved
     entropy = "not finite" if moved.entropy_nats is None else f"entropy {moved.entropy_nats:.2g}"
-    return (
-        f"{what} {_step(one.perturbation, one.smallest.step):<10} "
-        f"{one.smallest.relative_size:.2g} of its size, {entropy}"
-    )
+    size = one.smallest.relative_size
+    share = "a number that is none" if size is None else f"{size:.2g} of its size"
+    return f"{what} {_step(one.perturbation, one.smallest.step):<10} {share}, {entropy}"
 
 
 def _step(perturbation: str, step: float) -> str:

@@ -7,6 +7,7 @@ answers, is `sensitivity`.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,10 +94,12 @@ def _heads(decoder: Decoder, target: Target) -> Iterator[Target]:
 
 
 @contextmanager
-def changed(target: Target, perturbation: str, step: float, seed: int) -> Iterator[float]:
+def changed(target: Target, perturbation: str, step: float, seed: int) -> Iterator[float | None]:
     """The weight is changed while the block runs, and what it was afterwards, bit for bit.
 
-    Yields ‖Δw‖ / ‖w‖. The same seed and name draw the same noise, and the same element to flip.
+    Yields ‖Δw‖ / ‖w‖, None where a number of it became none: the highest bit of the exponent makes
+    NaN or Inf of what lies between 1 and 2. The same seed and name draw the same noise, and the
+    same element to flip.
     """
     weight = target.weight
     with torch.inference_mode():
@@ -104,7 +107,8 @@ def changed(target: Target, perturbation: str, step: float, seed: int) -> Iterat
         try:
             _CHANGES[perturbation](weight, step, _generator(target.name, seed))
             size = before.double().norm()
-            yield float((weight.double() - before.double()).norm() / size) if size else 0.0
+            share = float((weight.double() - before.double()).norm() / size) if size else 0.0
+            yield share if math.isfinite(share) else None
         finally:
             weight.copy_(before)
 

@@ -34,13 +34,14 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One weight changed by one step: how large that was against the weight, and what moved."""
+    """One weight changed by one step: how large that was against the weight (None: not finite), and
+    what moved."""
 
     name: str
     layer: int | None
     kind: str
     step: float
-    relative_size: float
+    relative_size: float | None
     moved: Moved
 
     def beyond(self, yardstick: Moved) -> bool:
