@@ -409,6 +409,44 @@ def test_an_adapter_is_clear_once_a_row_of_it_was_read(baseline: Baseline) -> No
     assert states(judge)["P006"] == "clear"
 
 
+def test_what_there_is_nothing_of_is_clear_once_the_rest_was_judged(baseline: Baseline) -> None:
+    """A server without adapters lacks nothing: that P006 cannot be evaluated would cry for help."""
+    form = replace(baseline.sketch.form, rope_of=(None,) * baseline.sketch.form.layers)
+    still = replace(baseline, sketch=replace(baseline.sketch, form=form))
+    judge, random = Judge(still), np.random.default_rng(26)
+    assert states(judge)["P006"] == states(judge)["P003"] == "not_evaluable"
+    unread = healthy(still, random)
+    unread.size[:] = np.nan
+    see(judge, unread)
+    assert states(judge)["P006"] == states(judge)["P003"] == "not_evaluable"
+    see(judge, healthy(still, random))
+    found = {one.finding.id: one.finding for one in verdicts(judge)}
+    for rule, why in (("P006", "no adapter in the baseline"), ("P003", "no layer of this model")):
+        assert found[rule].state == "clear"
+        (told,) = (e.value for e in found[rule].evidence if e.name == "nothing to judge")
+        assert str(told).startswith(why)
+
+
+def test_rows_of_an_adapter_that_the_baseline_does_not_know_leave_adapters_unjudged(
+    baseline: Baseline,
+) -> None:
+    known = replace(baseline, sketch=replace(baseline.sketch, adapters={"tuned": Any}))
+    for of, random in ((baseline, np.random.default_rng(27)), (known, np.random.default_rng(28))):
+        judge = Judge(of)
+        see(judge, healthy(of, random))
+        found = {one.finding.id: one.finding for one in verdicts(judge, strange_rows=3)}
+        assert found["P006"].state == "not_evaluable"
+        assert "--lora" in found["P006"].missing[0]
+        (count,) = (e.value for e in found["P001"].evidence if "does not know" in e.name)
+        assert count == 3
+    of_it = healthy(known, random)
+    of_it.adapted[:] = 0.1
+    see(judge, of_it)
+    found = {one.finding.id: one.finding for one in verdicts(judge, strange_rows=3)}
+    assert found["P006"].state == "clear"
+    assert [e.value for e in found["P006"].evidence if "does not know" in e.name] == [3]
+
+
 def test_what_was_not_judged_is_named_beside_what_was(baseline: Baseline) -> None:
     """Rows of an adapter that the baseline does not know: its products are left out."""
     judge, random = Judge(baseline), np.random.default_rng(24)

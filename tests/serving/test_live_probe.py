@@ -18,6 +18,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from tests.engine.adapters import write_adapter
 from tests.engine.families import write_model
 from tests.serving.clients import eventually, metrics
 from ullage.cli.main import main
@@ -284,6 +285,26 @@ def test_a_healthy_server_says_that_it_was_judged(serve: Serve, baseline: Path) 
     for head in heads(told):
         assert set(head["usual_entropy_normalized"]) == {"mean", "spread"}
         assert head["outside"] is False
+
+
+def test_adapters_are_nothing_to_judge_until_one_runs_that_the_baseline_does_not_know(
+    model_dir: Path, options: EngineOptions, baseline: Path, tmp_path: Path
+) -> None:
+    handle = start_server(
+        model_dir, replace(options, enable_lora=True), served_model_name="tiny", api_key=KEY,
+        enable_control_routes=True, probe_baseline=baseline, probe_every=2,
+    )  # fmt: skip
+    with httpx.Client(base_url=handle.url, timeout=120, headers=HEADERS) as http:
+        http.post("/v1/completions", json=ASK).raise_for_status()
+        assert metrics(http)["ullage_probe_findings|P006||"] == 0
+        handle.engine.load_lora("other", write_adapter(model_dir, tmp_path))
+        http.post("/v1/completions", json={**ASK, "model": "other"}).raise_for_status()
+        told = {one["id"]: one for one in answer(http, "/ullage/entropy")["findings"]}
+        assert math.isnan(metrics(http)["ullage_probe_findings|P006||"])
+    handle.stop()
+    assert told["P006"]["state"] == "not_evaluable"
+    assert "does not know" in told["P006"]["missing"][0]
+    assert told["P001"]["state"] == "clear"
 
 
 def test_who_asks_it_elsewhere_understands_it(serve: Serve, baseline: Path) -> None:

@@ -173,5 +173,5 @@ SILENT: Mapping[str, str] = {
     "W023": "1 error in 100 requests",
     "W024": "finish_reason=abort 30% for an hour and now (a completion that typing cancels)",
     "W025": "a pod that has been loading its weights for 20 minutes",
-    "W026": 'ullage_probe_findings{id="P001",kind="",layer=""} 0, of P006 NaN (no adapter)',
+    "W026": 'ullage_probe_findings{id="P001",kind="",layer=""} 0, of P006 NaN (another adapter)',
 }

@@ -134,7 +134,11 @@ def _table(document: dict[str, Any]) -> str:
         lines += [f"  seen    {text}" for text in shown[:3]]
     rest = [one for one in document["findings"] if one["state"] != "fired"]
     for one in rest:
-        why = f": {'; '.join(one['missing'])}" if one["missing"] else ""
+        # Of a rule that is clear: what of it was not judged, or is not there.
+        words = one["missing"] or [
+            e["value"] for e in one["evidence"] if isinstance(e["value"], str)
+        ]
+        why = f": {'; '.join(words)}" if words else ""
         lines.append(f"{one['id']} {_STATES[one['state']]:<14} {one['title']}{why}")
     if document.get("first_alarm_tokens"):
         lines.append(

@@ -116,7 +116,8 @@ class LiveProbe:
         self._attention = LiveAttention(warming.form.layers, warming.form.heads)
         self._judge = None if baseline is None else Judge(baseline)
         # What stands at an alarm, and of what anything was judged: findings follow from these.
-        self._state: tuple[frozenset[int], frozenset[str]] | None = None
+        self._state: tuple[frozenset[int], frozenset[str], bool] | None = None
+        self._strange_rows = 0
         self.failure: str | None = None
         self._told = self._findings()
         self._quantiles: tuple[int, NDArray[np.float64]] | None = None
@@ -156,7 +157,7 @@ class LiveProbe:
         if self._judge is None:
             return ()
         if self.failure is None:
-            return verdicts(self._judge)
+            return verdicts(self._judge, self._strange_rows)
         missing = NotEvaluable((f"the probe itself, which failed: {self.failure}",))
         return tuple(Located(finding_of(rule, missing), rule.kinds[0], ()) for rule in RULES)
 
@@ -166,7 +167,9 @@ class LiveProbe:
         if judge is None or reading.residuals is None:
             return
         judge.see(reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled)
-        state = (judge.standing(), judge.read_kinds())
+        adapter = reading.row.adapter
+        self._strange_rows += adapter is not None and adapter not in judge.baseline.sketch.adapters
+        state = (judge.standing(), judge.read_kinds(), self._strange_rows > 0)
         if state != self._state:
             self._state, self._told = state, self._findings()
 

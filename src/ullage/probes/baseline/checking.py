@@ -20,7 +20,7 @@ from ullage.probes.baseline.judging import Alarm, Judge
 from ullage.probes.baseline.live import EVERY, LiveReader, LiveReading
 from ullage.probes.baseline.relations import Cell, Relations
 from ullage.probes.baseline.usual import Figure
-from ullage.probes.baseline.verdicts import Located, of_alarms, unread_kinds
+from ullage.probes.baseline.verdicts import Located, lacking_kinds, of_alarms, unread_kinds
 
 NEW_TOKENS = 64
 """Answered to each prompt."""
@@ -98,8 +98,13 @@ class Watched:
         """All that stood at an alarm at any row so far."""
         order = {at: number for number, at in enumerate((*self.judge.cells, *self.judge.figures))}
         alarms = sorted(self._alarms.values(), key=lambda one: order[one.at])
-        unread = unread_kinds(self.judge)
-        return of_alarms(alarms, self.judge.rows, self._exchanged.__contains__, unread)
+        return of_alarms(
+            alarms,
+            self.judge.rows,
+            self._exchanged.__contains__,
+            unread_kinds(self.judge),
+            lacking=lacking_kinds(self.judge),
+        )
 
 
 _OF_THE_BASELINE = ("--max-model-len", "--kv-cache-memory-bytes")

@@ -52,9 +52,19 @@ class Located:
         }
 
 
-def verdicts(judge: Judge) -> tuple[Located, ...]:
-    """Every rule's answers: for each fired one a finding of its layer, or of all that are alike."""
-    return of_alarms(judge.alarms(), judge.rows, judge.exchanged, unread_kinds(judge))
+def verdicts(judge: Judge, strange_rows: int = 0) -> tuple[Located, ...]:
+    """Every rule's answers: for each fired one a finding of its layer, or of all that are alike.
+
+    `strange_rows` ran with adapters that the baseline does not know.
+    """
+    return of_alarms(
+        judge.alarms(),
+        judge.rows,
+        judge.exchanged,
+        unread_kinds(judge, strange_rows),
+        lacking=lacking_kinds(judge, strange_rows),
+        strange_rows=strange_rows,
+    )
 
 
 _FEW = f"requests: none so far of which {Requests.FIRST} rows were read"
@@ -66,13 +76,36 @@ _UNREAD: Mapping[str, str] = {
 }
 
 
-def unread_kinds(judge: Judge) -> Mapping[str, str]:
+def unread_kinds(judge: Judge, strange_rows: int = 0) -> Mapping[str, str]:
     """Kinds of which nothing has been held against the baseline, and why: they are not clear."""
     found, read = dict(_blind_kinds(judge.baseline)), judge.read_kinds()
     for kind in (kind for rule in RULES for kind in rule.kinds):
         if kind not in read:
             why = _UNREAD.get(kind, f"{kind}: no row so far ran as rows of the baseline did")
             found.setdefault(kind, why)
+    if strange_rows and "lora" in found:
+        found["lora"] = _STRANGE
+    return found
+
+
+_STRANGE = (
+    "adapters: rows ran with some that the baseline does not know (`ullage probe baseline --lora "
+    "NAME=ADAPTER` takes one that does)"
+)
+
+
+def lacking_kinds(judge: Judge, strange_rows: int = 0) -> Mapping[str, str]:
+    """Kinds of which there is nothing to judge, and what says so: nobody has to look for more.
+
+    None before a product was judged: of a model of which nothing can be, nothing is clear.
+    """
+    if not judge.read_kinds().intersection(RULES[0].kinds):
+        return {}
+    found = {}
+    if not judge.baseline.sketch.adapters and not strange_rows:
+        found["lora"] = "no adapter in the baseline, and none ran"
+    if all(of is None for of in judge.baseline.sketch.form.rope_of):
+        found["rope"] = "no layer of this model rotates"
     return found
 
 
@@ -98,6 +131,9 @@ def of_alarms(
     rows: int,
     exchanged: Callable[[int], bool],
     unread: Mapping[str, str],
+    *,
+    lacking: Mapping[str, str] | None = None,
+    strange_rows: int = 0,
 ) -> tuple[Located, ...]:
     """See `verdicts`. Behind a fault of the model's own, what texts usually do says nothing; behind
     numbers that are not finite nothing does."""
@@ -114,28 +150,39 @@ def of_alarms(
         if groups:
             found += [_fired(rule, group, exchanged) for group in groups]
             continue
-        found.append(_quiet(rule, rows, unread, behind.get(rule.id)))
+        if rule.id in behind:
+            answer: Answer = NotEvaluable((behind[rule.id],))
+        else:
+            answer = _quiet(rule, rows, unread, lacking or {}, strange_rows)
+        found.append(Located(finding_of(rule, answer), rule.kinds[0], ()))
     return tuple(found)
 
 
 _BROKEN = "finite numbers: what lies behind the first that are not cannot be judged"
 
 
-def _quiet(rule: Rule, rows: int, unread: Mapping[str, str], behind: str | None) -> Located:
-    missing = [unread[kind] for kind in rule.kinds if kind in unread]
-    answer: Answer
+def _quiet(
+    rule: Rule,
+    rows: int,
+    unread: Mapping[str, str],
+    lacking: Mapping[str, str],
+    strange_rows: int,
+) -> Answer:
+    """Of a rule that has not fired."""
+    missing = [unread[kind] for kind in rule.kinds if kind in unread and kind not in lacking]
     if not rows:
-        answer = NotEvaluable(("rows: no step was sampled so far",))
-    elif behind is not None:
-        answer = NotEvaluable((behind,))
-    elif len(missing) == len(rule.kinds):
-        answer = NotEvaluable(tuple(dict.fromkeys(missing)))
-    else:
-        source = "the engine's own activations"
-        evidence = [Evidence("rows read", rows, "", source)]
-        evidence += [Evidence("not judged", why, "", source) for why in dict.fromkeys(missing)]
-        answer = Clear(tuple(evidence))
-    return Located(finding_of(rule, answer), rule.kinds[0], ())
+        return NotEvaluable(("rows: no step was sampled so far",))
+    if len(missing) == len(rule.kinds):
+        return NotEvaluable(tuple(dict.fromkeys(missing)))
+    source = "the engine's own activations"
+    evidence = [Evidence("rows read", rows, "", source)]
+    evidence += [Evidence("not judged", why, "", source) for why in dict.fromkeys(missing)]
+    nothing = [lacking[kind] for kind in rule.kinds if kind in lacking]
+    evidence += [Evidence("nothing to judge", why, "", source) for why in nothing]
+    if strange_rows and rule.id in ("P001", "P006"):
+        name = "rows not judged, of adapters that the baseline does not know"
+        evidence.append(Evidence(name, strange_rows, "", source))
+    return Clear(tuple(evidence))
 
 
 def _is_broken(alarm: Alarm) -> bool:
