@@ -114,6 +114,8 @@ def lines(found: Sensitivity) -> list[str]:
             f"  {one.name:<28} {_number(moved.logprob_nats):>9} {_number(moved.kl_nats):>9} "
             f"{_number(moved.entropy_nats):>9} {moved.agreement:>10.1%}"
         )
+    if first == "noise" and any(one.kind == "norm" for one in found.cells()[:SHOWN]):
+        head.append("  (a norm's figure hangs on which of its few numbers the noise hits: --seed)")
     head += ["", "smallest change that answers show (more than bfloat16's own movement)"]
     head += [_ladder(one) for one in found.ladders]
     if found.untested:
