@@ -109,7 +109,10 @@ def main() -> int:
 
         def see(one: LiveReading, judge: Judge = judge) -> None:
             assert one.residuals is not None
-            judge.see(one.residuals, one.figures, one.request_id, compiled=one.compiled)
+            judge.see(
+                one.residuals, one.figures, one.request_id, compiled=one.compiled,
+                figures_read=one.figures_read,
+            )  # fmt: skip
 
         relations = Relations(baseline.sketch, baseline.rounding)
         for case in (case for case in CASES if case.quantization == quantization):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,3 +102,36 @@ def test_memory_is_bounded(layers: int, heads: int) -> None:
     kept = found._columns.nbytes + found._visible.nbytes
     assert found.capacity <= MOST_ROWS
     assert kept <= MOST_BYTES * 1.1
+
+
+def test_a_layer_that_was_not_read_has_one_row_less_and_nothing_that_is_not_finite() -> None:
+    """Whatever stands in its place; a row in which it is not finite is counted as such still."""
+    found, alone = LiveAttention(2, 3), LiveAttention(2, 3)
+    for number, read_L in enumerate(((1, 1), (1, 0), (0, 1), (1, 0), (0, 0))):
+        one = row(float("nan") if number == 3 else 0.1 + number / 10, 16)
+        found.add(replace(one, visible_L=one.visible_L * read_L, **filled_out(one, read_L, number)))
+        if read_L[0]:
+            alone.add(one)
+    ours, theirs = found.kept(), alone.kept()
+    assert ours.layers()[0] == theirs.layers()[0]
+    assert ours.entropy_quantiles()[0].tolist() == theirs.entropy_quantiles()[0].tolist()
+    for layer, rows, not_finite in ((0, 3, 1), (1, 2, 0)):
+        for head in ours.layers()[layer].heads:
+            assert (head.rows, head.not_finite) == (rows, not_finite)
+
+
+def filled_out(one: Attended, read_L: tuple[int, int], number: int) -> dict[str, Any]:
+    """Its columns, with something else where it was not read."""
+    other = (np.nan, 1e9)[number % 2]
+    names = ("entropy_nats", "max_score", "first_mass", "band_mass")
+    read = np.array(read_L, np.bool_)[:, None]
+    return {n: np.where(read, getattr(one, n), np.float32(other)) for n in names}
+
+
+def test_a_layer_of_which_no_kept_row_was_read_says_nothing() -> None:
+    found = LiveAttention(2, 3)
+    one = row(0.5, 16)
+    found.add(replace(one, visible_L=np.array([16, 0])))
+    for head in found.kept().layers()[1].heads:
+        assert (head.rows, head.not_finite, head.entropy_nats) == (0, 0, None)
+    assert np.isnan(found.kept().entropy_quantiles()[1]).all()

@@ -166,7 +166,10 @@ class LiveProbe:
         judge = self._judge
         if judge is None or reading.residuals is None:
             return
-        judge.see(reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled)
+        judge.see(
+            reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled,
+            figures_read=reading.figures_read,
+        )  # fmt: skip
         adapter = reading.row.adapter
         self._strange_rows += adapter is not None and adapter not in judge.baseline.sketch.adapters
         state = (judge.standing(), judge.read_kinds(), self._strange_rows > 0)

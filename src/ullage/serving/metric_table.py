@@ -115,7 +115,7 @@ PROBE_GAUGES: Mapping[str, str] = {
     for name, share in (("p5", "5%"), ("p50", "half"), ("p95", "95%"))
 }
 PROBE_COUNTERS: Mapping[str, str] = {
-    "ullage_probe_rows": "Rows of steps that the live probe read, each in all layers and heads.",
+    "ullage_probe_rows": "Rows of steps that the live probe read.",
     "ullage_probe_seconds": "Processor seconds of the engine's thread that reading them took.",
 }
 PROBE_FINDINGS: Mapping[str, str] = {

@@ -32,7 +32,10 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRows:
-    """A copy of what was kept: float32 [columns, rows, layers, heads], visible [rows, layers]."""
+    """A copy of what was kept: float32 [columns, rows, layers, heads], visible [rows, layers].
+
+    0 are visible of a row in a layer that was not read: it is none of that layer's rows.
+    """
 
     columns_CRLH: Floats
     visible_RL: NDArray[np.int64]
@@ -52,6 +55,7 @@ class KeptRows:
         columns = dict(zip(_COLUMNS, self.columns_CRLH, strict=True))
         entropy_RLH = columns["entropy_nats"]
         good_RLH = np.isfinite(entropy_RLH) & np.isfinite(columns["max_score"])
+        good_RLH &= (self.visible_RL > 0)[..., None]
         # Of one visible key the most is 0: such a row says nothing of how far it could have been.
         most_RL = np.log(np.where(self.visible_RL > 1, self.visible_RL, np.nan))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -65,7 +69,7 @@ class KeptRows:
         top_LH = np.where(good_RLH, columns["max_score"], -np.inf).max(axis=0)
         # Those that are no numbers come last.
         sorted_RLH = np.sort(np.where(good_RLH, entropy_RLH, np.nan), axis=0)
-        count_LH = good_RLH.sum(axis=0)
+        count_LH, read_L = good_RLH.sum(axis=0), (self.visible_RL > 0).sum(axis=0)
         spreads = {name: _quantile(sorted_RLH, count_LH, q) for name, q in _SPREAD.items()}
         tables = {**means, **spreads, "max_score": np.where(count_LH > 0, top_LH, np.nan)}
         return tuple(
@@ -73,7 +77,7 @@ class KeptRows:
                 layer,
                 tuple(
                     _head({name: float(table[layer, head]) for name, table in tables.items()},
-                          head, self.rows, self.rows - int(count_LH[layer, head]))
+                          head, int(read_L[layer]), int(read_L[layer] - count_LH[layer, head]))
                     for head in range(count_LH.shape[1])
                 ),
             )
@@ -86,7 +90,8 @@ class KeptRows:
         found = np.full((layers, len(QUANTILES)), np.nan)
         for layer in range(layers):
             entropy_RH = self.columns_CRLH[0, :, layer]
-            known = entropy_RH[np.isfinite(entropy_RH)]
+            read_R1 = self.visible_RL[:, layer, None] > 0
+            known = entropy_RH[np.isfinite(entropy_RH) & read_R1]
             if len(known):
                 found[layer] = np.quantile(known.astype(np.float64), QUANTILES)
         return found

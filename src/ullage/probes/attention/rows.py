@@ -7,7 +7,7 @@ is read, and when, is whoever asks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ullage.probes.attention.entropy import RowReadings, attention_rows, reading
 from ullage.probes.attention.sums import BAND, counted_of
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 # How compiled code sees what a cache holds.
 _STORAGE: Mapping[torch.dtype, type[np.generic]] = {
@@ -39,7 +40,8 @@ _DIM_MULTIPLE, _INT4_DIM_MULTIPLE = 8, 16
 class RowOfLayers:
     """As `RowReadings`, of one row in all layers: float32 [layers, heads], `visible` [layers].
 
-    `output_LHD` is attention itself, computed from the same pass over keys and values.
+    `output_LHD` is attention itself, computed from the same pass over keys and values. A layer
+    that was not read has NaN, and 0 visible; one that was read has 1 or more.
     """
 
     entropy_nats: Floats
@@ -69,17 +71,20 @@ class RowReader:
         if self._compiled:
             self._bind()
 
-    def read(self, span: Span, queries_LHD: Floats) -> RowOfLayers:
-        """The last row of `span`, whose keys and values lie in the cache.
+    def read(self, span: Span, queries_LHD: Floats, layers: Ints | None = None) -> RowOfLayers:
+        """The last row of `span`, whose keys and values lie in the cache, in `layers` (None: all).
 
         Queries are what attention was given, after norms and rotation: float32 [layers, heads,
-        head_dim].
+        head_dim], those of all layers.
         """
-        queries_LHD = np.ascontiguousarray(queries_LHD)
+        own = np.arange(len(self._rules)) if layers is None else layers
+        queries_LHD = np.ascontiguousarray(queries_LHD if layers is None else queries_LHD[layers])
         if self._compiled:
-            return _row([self._read_compiled(span, queries_LHD)])
-        queries = torch.from_numpy(queries_LHD)
-        return _row([self._read_layer(n, span, q_HD[None]) for n, q_HD in enumerate(queries)])
+            found = _row([self._read_compiled(span, queries_LHD, own)])
+        else:
+            queries = zip(own.tolist(), torch.from_numpy(queries_LHD), strict=True)
+            found = _row([self._read_layer(n, span, q_HD[None]) for n, q_HD in queries])
+        return found if layers is None else _among(found, layers, len(self._rules))
 
     def _read_layer(self, layer: int, span: Span, q_1HD: torch.Tensor) -> RowReadings:
         size, rule, position = self._kv.block_size, self._rules[layer], span.context - 1
@@ -112,7 +117,7 @@ class RowReader:
         furthest = torch.iinfo(torch.int64).max
         self._windows = torch.tensor([rule.window or furthest for rule in rules])
 
-    def _read_compiled(self, span: Span, queries_LHD: Floats) -> RowReadings:
+    def _read_compiled(self, span: Span, queries_LHD: Floats, layers: Ints) -> RowReadings:
         from ullage.engine.attention.row_blocks import block_tables
 
         kv = self._kv
@@ -120,9 +125,9 @@ class RowReader:
         output_LHD = torch.empty(queries_LHD.shape)
         self._read_layers(
             queries_LHD,
-            self._table,
-            self._forms,
-            self._slopes,
+            self._table[layers],
+            self._forms[layers],
+            self._slopes[layers],
             self._storage,
             tuple(kv.keys[0].shape),
             block_tables((span,), len(kv.layout.groups))[:, 0],
@@ -131,7 +136,8 @@ class RowReader:
             sums_LHX.numpy(),
             output_LHD.numpy(),
         )
-        return readings_of(counted_of(sums_LHX, output_LHD), self._windows.clamp(max=span.context))
+        visible = self._windows[torch.from_numpy(layers)].clamp(max=span.context)
+        return readings_of(counted_of(sums_LHX, output_LHD), visible)
 
 
 # Of `RowReadings`, in the order of `RowOfLayers`.
@@ -149,3 +155,15 @@ def _row(parts: Sequence[RowReadings]) -> RowOfLayers:
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
     return RowOfLayers(*map(joined, _COLUMNS))
+
+
+def _among(found: RowOfLayers, layers: Ints, num_layers: int) -> RowOfLayers:
+    """What was read of some layers, among all of them."""
+
+    def spread(values: NDArray[Any], else_: float) -> NDArray[Any]:
+        wide = np.full((num_layers, *values.shape[1:]), else_, values.dtype)
+        wide[layers] = values
+        return wide
+
+    values = {one.name: getattr(found, one.name) for one in fields(RowOfLayers)}
+    return RowOfLayers(**{n: spread(v, 0 if n == "visible" else np.nan) for n, v in values.items()})

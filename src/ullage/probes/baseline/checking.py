@@ -48,7 +48,13 @@ class Watched:
     """An engine that is read along and judged. Alarms stay, also once they have ended."""
 
     def __init__(
-        self, engine: Engine, baseline: Baseline, *, every: int = EVERY, all_rows: bool = False
+        self,
+        engine: Engine,
+        baseline: Baseline,
+        *,
+        every: int = EVERY,
+        all_rows: bool = False,
+        all_layers: bool = False,
     ) -> None:
         self._engine = engine
         self.judge = Judge(baseline)
@@ -57,7 +63,9 @@ class Watched:
         self._alarms: dict[Cell | Figure, Alarm] = {}
         self._exchanged: set[int] = set()
         relations = Relations(baseline.sketch, baseline.rounding)
-        self.reader = LiveReader(engine, self._see, relations, every=every, all_rows=all_rows)
+        self.reader = LiveReader(
+            engine, self._see, relations, every=every, all_rows=all_rows, all_layers=all_layers
+        )
         engine.reader = self.reader
 
     def answer(
@@ -82,8 +90,9 @@ class Watched:
         assert reading.residuals is not None
         judge = self.judge
         if judge.see(
-            reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled
-        ):
+            reading.residuals, reading.figures, reading.request_id, compiled=reading.compiled,
+            figures_read=reading.figures_read,
+        ):  # fmt: skip
             # Of the token that this very step is about to choose, the row is a part.
             self.first_alarm = self.first_alarm or (judge.rows, self.tokens + 1)
         for alarm in judge.alarms():
@@ -163,7 +172,7 @@ def check(
 ) -> Checked:
     """Answer every prompt alone, and once more with each adapter; judge the rows that are read."""
     assert engine.tokenizer is not None
-    watched = Watched(engine, baseline, every=every)
+    watched = Watched(engine, baseline, every=every, all_layers=True)
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
     longest = engine.max_model_len - new_tokens
     if longest < 1:

@@ -29,6 +29,8 @@ _NOTHING = 0.02
 """So near to no output at all one row is enough."""
 _SURE = 0.98
 """Share of a residual that an explanation must explain."""
+_IN_TURN = frozenset({"attention", "entropy"})
+"""Kinds of which a row of a long context shows some layers only (`probes.attention.turns`)."""
 _ROUNDING = 0.0025
 """Share of a residual that rounding may be, where gate and up stand in each other's place."""
 
@@ -76,36 +78,65 @@ class Judge:
         every = [*(one.kind for one in self.cells), *(one.kind for one in self.figures)]
         self._kinds = tuple(dict.fromkeys(every))
         self._kind_of = np.array([self._kinds.index(kind) for kind in every])
+        self._in_turn = self._numbers_in_turn()
         self._explained = np.zeros(self._num_cells, np.int64)
         self._layers = np.array([-1 if c.layer is None else c.layer for c in self.cells])
         self._adapted = False
-        self._last: Residuals | None = None
+        # What each cell's last reading was: made, said, and the channel of a norm.
+        self._made, self._said = np.zeros(self._num_cells), np.zeros(self._num_cells)
+        self._channels = np.full(self._num_cells, -1)
 
     def see(
-        self, residuals: Residuals, figures: Doubles, request_id: str, *, compiled: bool
+        self,
+        residuals: Residuals,
+        figures: Doubles,
+        request_id: str,
+        *,
+        compiled: bool,
+        figures_read: NDArray[np.bool_] | None = None,
     ) -> bool:
-        """Take in one row; whether it raised an alarm that did not stand before."""
+        """Take in one row; whether it raised an alarm that did not stand before.
+
+        `figures_read`: which of them were (None: all).
+        """
         self.rows += 1
         noise = self.baseline.noise[PATHS.index("compiled" if compiled else "torch")]
-        z = np.concatenate([z_of(residuals, noise), self._unusual(request_id, figures)])
+        unusual = self._unusual(request_id, figures, figures_read)
+        z = np.concatenate([z_of(residuals, noise), unusual])
         before = self._detectors.alarms
         alarms = self._detectors.see(z)
         rising = alarms & ~before
         self._since[rising] = self.rows
         self._most = np.where(alarms, np.fmax(self._most, np.abs(z)), 0.0)
         self._explain(residuals, rising[: self._num_cells], z[: self._num_cells])
-        self._last = residuals
+        read = is_read(residuals)
+        np.copyto(self._made, residuals.made, where=read)
+        np.copyto(self._said, residuals.said, where=read)
+        np.copyto(self._channels, residuals.channels, where=read)
         self._adapted |= bool((residuals.adapted != 0).any())
         return bool(rising.any())
 
-    def _unusual(self, request_id: str, figures: Doubles) -> Doubles:
-        mean = self._requests.add(request_id, figures)
+    def _numbers_in_turn(self) -> NDArray[np.int64]:
+        """Of cells and figures that the baseline knows, those that some rows leave out."""
+        known = ~np.isnan(self.baseline.noise).all(axis=0), ~np.isnan(self.baseline.usual.mean)
+        kinds = [number for number, kind in enumerate(self._kinds) if kind in _IN_TURN]
+        return np.flatnonzero(np.isin(self._kind_of, kinds) & np.concatenate(known))
+
+    def _unusual(
+        self, request_id: str, figures: Doubles, read: NDArray[np.bool_] | None
+    ) -> Doubles:
+        mean = self._requests.add(request_id, figures, read)
         known = self.baseline.usual
         return self._nothing if mean is None else usual.z_of(mean, known.mean, known.spread)
 
     def _explain(self, found: Residuals, rising: NDArray[np.bool_], z: Doubles) -> None:
-        """What was before the fault explains nothing of it: where one rises, sums begin anew."""
-        self._explained = np.where(rising, 0, self._explained) + ~np.isnan(found.size)
+        """What was before the fault explains nothing of it: where one rises, sums begin anew.
+
+        A row in which a cell was not read is none of its rows, and leaves it as it is.
+        """
+        read = ~np.isnan(found.size)
+        self._explained = np.where(rising, 0, self._explained) + read
+        keep = np.where(read, _KEEP, 1.0)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             off, unit = found.made - found.said, found.size + 1e-30
             parts = {
@@ -119,12 +150,16 @@ class Judge:
             }
             for name, values in parts.items():
                 kept = np.where(np.isfinite(values), values, 0.0)
-                self._sums[name] = np.where(rising, 0.0, _KEEP * self._sums[name]) + kept
+                self._sums[name] = np.where(rising, 0.0, keep * self._sums[name]) + kept
 
     def read_kinds(self) -> frozenset[str]:
-        """Kinds (`Rule.kinds`) of which at least one reading has been held against the baseline."""
-        read = self._kind_of[self._detectors.readings > 0]
+        """Kinds (`Rule.kinds`) that have been held against the baseline: at least one reading, and
+        one of every layer where those are read in turn."""
+        readings = self._detectors.readings
+        read = self._kind_of[readings > 0]
         kinds = {self._kinds[number] for number in np.unique(read).tolist()}
+        waiting = self._kind_of[self._in_turn[readings[self._in_turn] == 0]]
+        kinds -= {self._kinds[number] for number in np.unique(waiting).tolist()}
         if (self._detectors.readings[: self._num_cells] > 0).any():
             kinds.add("not_finite")
         return frozenset(kinds | {"lora"} if self._adapted else kinds)
@@ -146,17 +181,16 @@ class Judge:
             int(self._since[number]),
             int(self._detectors.readings[number]),
         )
-        if not is_cell or self._last is None:
+        if not is_cell:
             return found
-        last = self._last
-        channel = int(last.channels[number])
+        channel = int(self._channels[number])
         return replace(
             found,
             factor=self._factor(number),
             adapter_share=self._adapter_share(number),
             channel=None if channel < 0 else channel,
-            made=float(last.made[number]),
-            said=float(last.said[number]),
+            made=float(self._made[number]),
+            said=float(self._said[number]),
         )
 
     def _factor(self, number: int) -> float | None:
@@ -208,12 +242,16 @@ def _others(cells: Sequence[Cell]) -> NDArray[np.int64]:
     return np.array([numbers[replace(c, part=turned.get(c.part, c.part))] for c in cells])
 
 
+def is_read(residuals: Residuals) -> NDArray[np.bool_]:
+    """Which cells were looked at; one that is not finite is always seen."""
+    return ~np.isnan(residuals.size) | ~np.isfinite(residuals.made)
+
+
 def z_of(residuals: Residuals, noise: Doubles) -> Doubles:
     """In units of what rounding explains; infinite where a part's numbers are not finite."""
-    read = ~np.isnan(residuals.size) | ~np.isfinite(residuals.made)
     explained = np.sqrt((noise * residuals.size) ** 2 + residuals.floor**2)
     with np.errstate(invalid="ignore", divide="ignore"):
         z = residuals.residual / (MARGIN * explained)
     z = np.where(np.isfinite(residuals.residual) & np.isfinite(explained), z, np.inf)
-    known = read & ~np.isnan(noise)
+    known = is_read(residuals) & ~np.isnan(noise)
     return np.where(known, z, np.nan)

@@ -67,8 +67,9 @@ def learn(
     read: list[_Kept] = []
     for run in _engines(engine):
         run.reader = LiveReader(
-            run, lambda one: read.append(_kept(one)), relations, every=1, all_rows=True
-        )
+            run, lambda one: read.append(_kept(one)), relations, every=1, all_rows=True,
+            all_layers=True,
+        )  # fmt: skip
         _answer(run, prompts, loaded, new_tokens)
     if len(read) < LEAST_ROWS:
         raise BadUsage(

@@ -1,7 +1,7 @@
 """Reading along in a running engine: some rows of some steps, all layers of them.
 
 Holds who is sampled and what is made of a row: attention statistics for anybody to see, and, with
-a baseline, a judgement.
+a baseline, a judgement. In which layers attention is read is `turns`'.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ullage.engine.engine import Engine
 from ullage.engine.kv.codecs import turned
 from ullage.engine.taps import Taps
 from ullage.probes.attention.rows import RowReader
+from ullage.probes.attention.turns import Turns
 from ullage.probes.baseline import sketch as sketches
 from ullage.probes.baseline import usual
 from ullage.probes.baseline.relations import Relations, Residuals, Row, row_of
@@ -30,12 +31,16 @@ EVERY = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveReading:
-    """What one row showed. `residuals` where there is a sketch to hold it against."""
+    """What one row showed. `residuals` where there is a sketch to hold it against.
+
+    `figures_read`: which figures were read; None: all of them.
+    """
 
     request_id: str
     row: Row
     attended: Attended
     figures: NDArray[np.float64]
+    figures_read: NDArray[np.bool_] | None
     residuals: Residuals | None
     compiled: bool
 
@@ -57,14 +62,17 @@ class LiveReader:
         *,
         every: int = EVERY,
         all_rows: bool = False,
+        all_layers: bool = False,
     ) -> None:
-        """`all_rows` reads every sampled row of such a step. Raises UnsupportedModel for a model
-        whose rows cannot be read."""
+        """`all_rows` reads every sampled row of such a step, `all_layers` attention in all of them
+        however long the context is, whatever it costs. Raises UnsupportedModel for a model whose
+        rows cannot be read."""
         self.form = sketches.form_of(engine.decoder)
         # What attention is held against is what the baseline's model does, not what this one does.
         rules = (self.form if relations is None else relations.form).rules
         self._relations, self._see = relations, see
         self._reader = RowReader(engine.kv, rules)
+        self._turns = None if all_layers else Turns([rule.window for rule in rules])
         self._is_turned = engine.kv.format.bits == 4
         self.every, self._all_rows = every, all_rows
         self.steps = self.rows_read = 0
@@ -102,19 +110,21 @@ class LiveReader:
             # they are as they were.
             queries = turned(torch.from_numpy(queries.copy())).numpy()
             turned_LO[:, :mixed] = queries.reshape(form.layers, mixed)
-        found = self._reader.read(span, queries)
+        layers = None if self._turns is None else self._turns.due(request.id, span.context)
+        found = self._reader.read(span, queries, layers)
+        attended = Attended(
+            found.entropy_nats, found.max_score, found.first_mass, found.band_mass, found.visible
+        )
         row = replace(
             row,
             adapter=None if request.lora is None else request.lora.name,
             attended=found.output_LHD,
-        )
-        attended = Attended(
-            found.entropy_nats, found.max_score, found.first_mass, found.band_mass, found.visible
+            attended_L=attended.read_L,
         )
         residuals = None if self._relations is None else self._relations.of(row)
-        return LiveReading(
-            request.id, row, attended, usual.of_row(form, row, attended), residuals, taps.compiled
-        )
+        figures = usual.of_row(form, row, attended)
+        read = usual.read_of(figures, attended)
+        return LiveReading(request.id, row, attended, figures, read, residuals, taps.compiled)
 
 
 def _span_of(batch: Batch, row: int) -> Span:

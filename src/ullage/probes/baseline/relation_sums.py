@@ -51,6 +51,13 @@ def unread(name: str, shape: tuple[int, ...]) -> Part:
     return part_of(name, np.zeros(shape), 0.0, np.nan)
 
 
+def of_unattended(mixed_LHD: Numbers) -> Doubles:
+    """Of attention that was not computed again [layers, heads]: 0, no reading; NaN, which is one,
+    where it is not finite itself: where that begins is told whosever turn it was."""
+    found: Doubles = np.where(np.isfinite(mixed_LHD).all(-1), 0.0, np.nan)
+    return found
+
+
 def norm_part(
     name: str, form: Form, x_LE: Numbers, out_LE: Numbers, weight_LE: Numbers, bias_LE: Numbers
 ) -> Part:

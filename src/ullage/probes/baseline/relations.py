@@ -25,6 +25,7 @@ from ullage.probes.baseline.relation_sums import (
     by_group,
     length,
     norm_part,
+    of_unattended,
     part_of,
     rotated,
     rounded,
@@ -114,8 +115,8 @@ class Row:
 
     `kept_LW` are the same as they lie beside each other, places at their `offsets`.
     `compiled`: by the compiled step, between whose layers float32 flows, whatever the dtype.
-    `attended` is attention itself [layers, heads, head_dim], computed again from the cache; None
-    where it was not.
+    `attended` is attention itself [layers, heads, head_dim], computed again from the cache, in the
+    layers `attended_L` (None: in all); None where it was not.
     """
 
     places: Mapping[str, Floats]
@@ -126,7 +127,15 @@ class Row:
     position: int
     adapter: str | None = None
     attended: Floats | None = None
+    attended_L: NDArray[np.bool_] | None = None
     compiled: bool = False
+
+    @property
+    def unattended_L(self) -> NDArray[np.bool_]:
+        """The layers whose attention was not computed again."""
+        if self.attended is None or self.attended_L is None:
+            return np.full(len(self.places["mixed"]), self.attended is None)
+        return ~self.attended_L
 
 
 def row_of(
@@ -332,15 +341,16 @@ class Relations:
 
     def _attention(self, row: Row) -> Part:
         form = self.form
-        if row.attended is None:
-            return unread("attention", (form.layers, form.heads))
         mixed = row.places["mixed"].reshape(form.layers, form.heads, form.head_dim)
-        off = np.linalg.norm(mixed - row.attended, axis=-1)
+        attended = np.zeros_like(mixed) if row.attended is None else row.attended
+        off = np.linalg.norm(mixed - attended, axis=-1)
         # Of a head whose values nearly cancel the length is small and its rounding is not.
-        squares = (row.attended.astype(np.float64) ** 2).sum(-1)
+        squares = (attended.astype(np.float64) ** 2).sum(-1)
         least = CANCELLED**2 * squares.mean(-1, keepdims=True)
         size = np.sqrt(squares + least) + TINY
-        return part_of("attention", off, 0.0, size, self.attention_floor(row, size))
+        floor, out = self.attention_floor(row, size), row.unattended_L
+        off[out], size[out], floor[out] = of_unattended(mixed[out]), np.nan, 0.0
+        return part_of("attention", off, 0.0, size, floor)
 
     def attention_floor(self, row: Row, size_LH: Numbers) -> Numbers:
         """A sum over n keys in float32 is off by some √n · 2⁻²⁴: prompts of a baseline are short,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ullage.probes.baseline.relation_sums import of_unattended
 from ullage.probes.baseline.relations import KINDS, Residuals, Row
 from ullage.probes.baseline.sketch import Doubles
 
@@ -42,7 +43,7 @@ class CompiledRelations:
         found = np.empty((6, len(of.cells)))
         channels = np.empty(len(of.cells), np.int64)
         cos, sin = self._angles(row.position)
-        attended = row.attended
+        attended, left_out = row.attended, row.unattended_L
         if attended is None:
             attended = np.zeros((form.layers, form.heads, form.head_dim), np.float32)
         self._kernel.residuals(
@@ -64,11 +65,14 @@ class CompiledRelations:
         )  # fmt: skip
         residual, size, floor, made, said, adapted = found
         result = Residuals(residual, size, floor, made, said, adapted, channels)
-        if row.attended is None:
-            self._forget(result, "attention")
-        else:
-            own = self._cells_of("attention")
-            floor[own] = of.attention_floor(row, size[own].reshape(form.layers, -1)).ravel()
+        own = self._cells_of("attention")
+        floor[own] = of.attention_floor(row, size[own].reshape(form.layers, -1)).ravel()
+        if left_out.any():
+            unread = np.repeat(left_out, form.heads)
+            mixed = row.places["mixed"][left_out].reshape(-1, form.heads, form.head_dim)
+            told = of_unattended(mixed).ravel()
+            for column, value in ((residual, told), (made, told), (size, np.nan), (floor, 0.0)):
+                column[own][unread] = value
         if form.logit_cap is not None:
             self._forget(result, "lm_head")
         if not self._silu:

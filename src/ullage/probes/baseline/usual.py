@@ -47,13 +47,18 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """float32 [layers, heads]: of one row in all layers."""
+    """float32 [layers, heads] of one row; NaN, and 0 visible, in a layer that was not read."""
 
     entropy_nats: Floats
     max_score: Floats
     first_mass: Floats
     band_mass: Floats
     visible_L: NDArray[np.int64]
+
+    @property
+    def read_L(self) -> NDArray[np.bool_]:
+        """The layers that were read: whatever a row shows there, it sees one key at least."""
+        return self.visible_L > 0
 
     @property
     def entropy_normalized(self) -> Floats:
@@ -97,6 +102,16 @@ def of_row(form: Form, row: Row, attended: Attended | None) -> Doubles:
         )
 
 
+def read_of(values: Doubles, attended: Attended) -> NDArray[np.bool_] | None:
+    """Which figures of a row were read, whatever came of it; None: all of them."""
+    read_L, (layers, heads) = attended.read_L, attended.max_score.shape
+    if read_L.all():
+        return None
+    found = np.ones(len(values), np.bool_)
+    found[: 2 * layers * heads] = np.tile(np.repeat(read_L, heads), 2)
+    return found
+
+
 def least_spreads(form: Form) -> Doubles:
     """Of every figure."""
     return np.array([LEAST_SPREADS[figure.name] for figure in figures(form)])
@@ -109,28 +124,46 @@ def z_of(values: Doubles, mean: Doubles, spread: Doubles) -> Doubles:
 
 
 class Requests:
-    """Rows become readings of requests: the mean of a request's first 4, 64, 1,024 … rows."""
+    """Rows become readings of requests: the mean of a request's first 4, 64, 1,024 … rows.
+
+    Of each figure those in which it was read: what is read in turn has its readings later, of as
+    many rows as others.
+    """
 
     FIRST, GROWTH, MOST = 4, 16, 256
 
     def __init__(self) -> None:
-        # By request, those that were read last at the end: rows so far, sum, rows of each figure.
-        self._open: dict[str, tuple[int, Doubles, Doubles]] = {}
+        # By request, those that were read last at the end; of each figure the rows in which it was
+        # read, its sum, and the rows in which it was known.
+        self._open: dict[str, tuple[Doubles, Doubles, Doubles]] = {}
 
-    def add(self, request_id: str, values: Doubles) -> Doubles | None:
-        """The mean over the request's rows, where it is time for one."""
-        known = np.isfinite(values)
-        fresh = (0, np.zeros(len(values)), np.zeros(len(values)))
+    def add(
+        self, request_id: str, values: Doubles, read: NDArray[np.bool_] | None = None
+    ) -> Doubles | None:
+        """The mean over the request's rows, of figures for which it is time (else NaN).
+
+        None where it is time for none. `read`: which figures were (None: all); a row is none of
+        the others', whatever stands there.
+        """
+        read = np.ones(len(values), np.bool_) if read is None else read
+        known = read & np.isfinite(values)
+        fresh = (np.zeros(len(values)), np.zeros(len(values)), np.zeros(len(values)))
         rows, total, counts = self._open.pop(request_id, fresh)
-        rows, total, counts = rows + 1, total + np.where(known, values, 0.0), counts + known
+        rows, total, counts = rows + read, total + np.where(known, values, 0.0), counts + known
         self._open[request_id] = (rows, total, counts)
         if len(self._open) > self.MOST:
             del self._open[next(iter(self._open))]
-        due = self.FIRST
-        while due < rows:
-            due *= self.GROWTH
-        if rows != due:
+        due = read & self._is_time(rows)
+        if not due.any():
             return None
         with np.errstate(invalid="ignore"):
-            mean: Doubles = total / np.where(counts > 0, counts, np.nan)
+            mean: Doubles = total / np.where(due & (counts > 0), counts, np.nan)
         return mean
+
+    def _is_time(self, rows: Doubles) -> NDArray[np.bool_]:
+        due, most = self.FIRST, rows.max(initial=0.0)
+        found: NDArray[np.bool_] = rows == due
+        while due < most:
+            due *= self.GROWTH
+            found |= rows == due
+        return found

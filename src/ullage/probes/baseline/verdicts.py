@@ -72,12 +72,13 @@ _UNREAD: Mapping[str, str] = {
     "lora": "adapters: no row so far of one that the baseline knows",
     "entropy": _FEW,
     "size": _FEW,
+    "attention": "attention: no rows so far, run as the baseline's, in which every layer was read",
     "not_finite": "rows: none so far ran as rows of the baseline did",
 }
 
 
 def unread_kinds(judge: Judge, strange_rows: int = 0) -> Mapping[str, str]:
-    """Kinds of which nothing has been held against the baseline, and why: they are not clear."""
+    """Kinds that have not been held against the baseline, and why: they are not clear."""
     found, read = dict(_blind_kinds(judge.baseline)), judge.read_kinds()
     for kind in (kind for rule in RULES for kind in rule.kinds):
         if kind not in read:
