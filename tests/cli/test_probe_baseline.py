@@ -339,6 +339,14 @@ def test_a_server_that_read_too_little_is_not_judged(
     assert served(telling, told_of(baseline, rows=2), baseline)() == 1
     (finding,) = answered(capsys)["findings"]
     assert finding["state"] == "not_evaluable" and "2 were read" in finding["missing"][0]
+    # Many rows, few of them of one layer, whose means would be those of a few rows.
+    few = told_of(baseline)
+    for layer in few["layers"]:
+        for head in layer["heads"]:
+            head["rows"] = 3 if layer["layer"] == 1 else 40
+    assert served(telling, few, baseline)() == 1
+    (finding,) = answered(capsys)["findings"]
+    assert finding["state"] == "not_evaluable" and "3 were read" in finding["missing"][0]
 
 
 def test_findings_of_a_server_with_a_baseline_are_passed_on(
@@ -379,7 +387,8 @@ def test_a_server_that_judges_itself_by_another_baseline_does_not_pass_for_this_
     [404, 401, 500, [], {"layers": []}, {"layers": [{}], "rows": 90, "steps": 2, "findings": None},
      {"layers": [], "rows": 1, "steps": 1, "findings": []},
      {"layers": [], "rows": -1, "steps": 0}, {"layers": [], "rows": 1, "steps": 1, "findings": [3]},
-     {"layers": [{"heads": [{"entropy_normalized": 1}]}], "rows": 90, "steps": 2}],
+     {"layers": [{"heads": [{"entropy_normalized": 1}]}], "rows": 90, "steps": 2},
+     {"layers": [{"heads": [{"entropy_normalized": 1, "rows": "x"}]}], "rows": 9, "steps": 2}],
 )  # fmt: skip
 def test_a_server_that_tells_something_else_is_one_sentence(
     telling: Any, document: Any, baseline: Path, capsys: pytest.CaptureFixture[str]

@@ -142,12 +142,14 @@ def _of_entropy(
     told: Mapping[str, Any], baseline: Baseline, url: str, file: str, rows: int
 ) -> dict[str, Any]:
     rule = next(one for one in RULES if one.id == "P008")
+    rows = min([rows, *_rows_of_heads(told, url)])
     entropy_LH = _entropies(told, baseline, url, file) if rows >= LEAST_ROWS else None
     answer: Answer
     layers: list[int] = []
     heads: list[int] = []
     if entropy_LH is None:
-        answer = NotEvaluable((f"rows: {rows} were read, {LEAST_ROWS} are needed",))
+        needed = f"rows: {rows} were read of every layer, {LEAST_ROWS} are needed"
+        answer = NotEvaluable((needed,))
     else:
         form = baseline.sketch.form
         count = form.layers * form.heads
@@ -171,6 +173,15 @@ def _of_entropy(
                 rule.fix, shown,
             )  # fmt: skip
     return Located(finding_of(rule, answer), rule.kinds[0], tuple(layers), tuple(heads)).document()
+
+
+def _rows_of_heads(told: Mapping[str, Any], url: str) -> list[int]:
+    """Of a long context attention is not read in every layer of a row."""
+    layers = [layer.get("heads") for layer in told["layers"] if isinstance(layer, dict)]
+    heads = [head for heads in layers if isinstance(heads, list) for head in heads]
+    return [
+        _count(head, "rows", url) for head in heads if isinstance(head, dict) and "rows" in head
+    ]
 
 
 def _entropies(
