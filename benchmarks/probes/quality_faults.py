@@ -1,10 +1,12 @@
-"""What SmolLM2-135M's answers are like when it is well, and with faults in it: recorded readings.
+"""What the quality watch sees of faults in SmolLM2-135M, and what not: readings, replayed.
 
 Each way answers prompts of eight kinds (chat, code, JSON, tables, French, Chinese, long texts, one
-word) at temperatures from 0 to 1; of each answer the quality watch's reading is kept, no text.
-Readings go to tests/probes/fixtures/quality_smollm2/WAY.json, where tests replay them, and
-`--table` prints what they show. Those of 2026-11-30 looked at every eighth token of each answer and
-not at every eighth step, which is the same but for the first look. A way takes one to six minutes:
+word) at temperatures from 0 to 1, 260 of them as it is and 70 with a fault; of each answer the
+quality watch's reading is kept, no text. Readings go to
+tests/probes/fixtures/quality_smollm2/WAY.json, where tests replay them. `--table` draws answers
+from these recordings, again and again, and writes QUALITY_FAULTS.md of what the watch makes of
+them: no server has answered so many, so that its numbers of answers are of this mix of prompts and
+of one small model. A way takes one to three minutes of processor time:
 
     .venv/bin/python benchmarks/probes/quality_faults.py healthy
     .venv/bin/python benchmarks/probes/quality_faults.py --table
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -40,6 +42,8 @@ from ullage.probes.quality.answer import AnswerReading
 from ullage.probes.quality.quality import Quality
 from ullage.probes.quality.watch import QualityWatch
 
+PAGE = Path(__file__).with_name("QUALITY_FAULTS.md")
+REPLAYS, PAST, LONGEST = 20, 1_100, 500
 Tensors = dict[str, torch.Tensor]
 LAYERS = 30
 PROMPTS = {
@@ -226,41 +230,68 @@ def _rounded(values: dict[str, object]) -> dict[str, object]:
     return {k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()}
 
 
-def table() -> str:
-    """What the recorded readings show, and after how many answers which trait stands out."""
-    lines = [
-        "| | answers | confidence | repeated | in a loop | at the limit | first seen after |",
-        "|---|---|---|---|---|---|---|",
-    ]
+@dataclass(frozen=True)
+class Replays:
+    """Of `REPLAYS`: after how many answers each was seen that was, and by which traits."""
+
+    after: tuple[int, ...]
+    traits: tuple[str, ...]
+
+    def words(self) -> str:
+        if not self.after:
+            return f"0 of {REPLAYS} | |"
+        return (
+            f"{len(self.after)} of {REPLAYS} | {median(self.after):.0f} "
+            f"({min(self.after)} to {max(self.after)}) | {', '.join(self.traits)}"
+        )
+
+
+def replays(well: Sequence[AnswerReading], ill: Sequence[AnswerReading]) -> Replays:
+    """Each after a past of healthy answers, drawn at random as those of the sick model are."""
+    after, traits = [], set[str]()
+    for seed in range(REPLAYS):
+        draw, watch = random.Random(seed), QualityWatch()  # noqa: S311
+        for _ in range(PAST):
+            watch.take(draw.choice(well))
+        for number in range(1, LONGEST + 1):
+            watch.take(draw.choice(ill))
+            if watch.fired:
+                after.append(number)
+                traits |= watch.fired
+                break
+    return Replays(tuple(after), tuple(sorted(traits)))
+
+
+def page() -> str:
+    """What the recorded readings show, and in how many replays it is seen."""
     well = [reading for _, reading in recorded("healthy")]
+    lines = [
+        "# What the output-quality watch sees of faults",
+        "",
+        "SmolLM2-135M in int8, answers to eight kinds of prompts; made by "
+        "`benchmarks/probes/quality_faults.py`. The watch replays recorded readings: it learns "
+        f"from {PAST:,} answers drawn from the healthy ones, then takes up to {LONGEST} drawn from "
+        f"those of the way, and whether anything fires is looked at after each. {REPLAYS} replays "
+        "with other draws; the first row is the control. 70 answers are drawn seven times each, so "
+        "that between real servers the number of answers varies by more than here.",
+        "",
+        "| | answers | confidence | repeated | in a loop | at the limit | seen in "
+        "| after answers: median (least to most) | by |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for name, way in WAYS.items():
-        if not (RECORDED / f"{name}.json").exists():
-            continue
         found = [reading for _, reading in recorded(name)]
-        seen = "" if name == "healthy" else first_seen(well, found)
         lines.append(
             f"| {way.words} | {len(found)} | {_mean([r.confidence for r in found]):.2f} | "
             f"{_mean([r.repetition_ratio for r in found]):.2f} | "
             f"{_mean([r.looping for r in found]):.2f} | {_mean([r.at_limit for r in found]):.2f} "
-            f"| {seen} |"
+            f"| {replays(well, found).words()} |"
         )
     return "\n".join(lines)
 
 
 def _mean(values: Sequence[float | None]) -> float:
     return fmean(value for value in values if value is not None)
-
-
-def first_seen(well: Sequence[AnswerReading], ill: Sequence[AnswerReading]) -> str:
-    """After a past of healthy answers, drawn at random as those of the sick model are."""
-    draw, watch = random.Random(1), QualityWatch()  # noqa: S311
-    for _ in range(1_100):
-        watch.take(draw.choice(well))
-    for number in range(1, 501):
-        watch.take(draw.choice(ill))
-        if watch.fired:
-            return f"{number} answers: {', '.join(sorted(watch.fired))}"
-    return "not in 500"
 
 
 def main() -> None:
@@ -278,7 +309,8 @@ def main() -> None:
         num = sum(reading.num_tokens for _, reading in found)
         print(f"{name}: {num:,} tokens in {time.monotonic() - started:.0f} s", file=sys.stderr)
     if args.table:
-        print(table())
+        PAGE.write_text(page() + "\n")
+        print(PAGE.read_text())
 
 
 if __name__ == "__main__":

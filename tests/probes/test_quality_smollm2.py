@@ -6,13 +6,14 @@ Recorded by `benchmarks/probes/quality_faults.py`; docs/probes.md has what each 
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 
-from tests.probes.quality_answers import recorded
+from tests.probes.quality_answers import RECORDED, recorded
 from ullage.engine.batch import Batch
 from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
@@ -21,6 +22,8 @@ from ullage.probes.quality.answer import AnswerReading
 from ullage.probes.quality.quality import Quality
 from ullage.probes.quality.rules import findings_on
 from ullage.probes.quality.watch import QualityWatch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "probes.md").read_text()
 
 
 def well(num: int, seed: int) -> QualityWatch:
@@ -57,9 +60,10 @@ def test_healthy_answers_raise_nothing_in_the_order_of_bursts(seed: int) -> None
             assert not watch.fired, (watch.num_judged, kind)
 
 
-# What the recorded faults do to answers; a fault that leaves them fluent is the business of other
-# probes.
-SEEN = {"hot": ("Q004", 100), "q4_all": ("Q004", 150)}
+# What the recorded faults do to answers, by docs/probes.md: a fault that leaves half of them fluent
+# is the business of other probes.
+SEEN = {"hot": ("Q004", 100), "q4_all": ("Q004", 150), "noise": ("Q004", 110)}
+UNSEEN = ("q4_five", "k_zero", "v_zero", "swapped", "theta")
 
 
 @pytest.mark.parametrize("way", SEEN)
@@ -73,6 +77,22 @@ def test_nonsense_is_seen(way: str) -> None:
     for _ in range(300):
         watch.take(draw.choice(healthy))
     assert not fired(watch)
+
+
+def test_the_page_says_of_each_recording_whether_it_is_seen() -> None:
+    """Who makes the net finer says so there."""
+    rows = re.findall(r"^\|.*\| (\d+) of 20 \|", PAGE, re.M)
+    assert {path.stem for path in RECORDED.iterdir()} == {"healthy", *SEEN, *UNSEEN}
+    assert sorted(rows) == sorted(["20"] * len(SEEN) + ["0"] * (1 + len(UNSEEN)))
+
+
+@pytest.mark.parametrize("way", UNSEEN)
+def test_what_the_page_calls_unseen_is(way: str) -> None:
+    draw, watch = random.Random(4), well(1_100, 4)  # noqa: S311
+    ill = [reading for _, reading in recorded(way)]
+    for _ in range(500):
+        watch.take(draw.choice(ill))
+        assert not watch.fired
 
 
 ASKED = (
