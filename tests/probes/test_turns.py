@@ -75,7 +75,7 @@ def test_every_three_rows_of_a_sequence_hold_every_layer(
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 128), st.integers(1, 200_000))
 def test_what_a_row_reads_is_bounded(layers: int, context: int) -> None:
-    """Whole up to 512 positions, then no more than that until it is a third of the layers."""
+    """Whole up to 256 positions, then no more than that until it is a third of the layers."""
     due = Turns([None] * layers).due("a", context)
     if context <= FREE_POSITIONS:
         assert due is None
