@@ -354,6 +354,27 @@ def test_without_a_baseline_a_check_from_outside_judges_its_entropy(
     assert [one["state"] for one in checked.findings] == ["clear"]
 
 
+def test_a_check_from_outside_does_not_call_clear_what_is_no_number(
+    serve: Serve, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Entropies that are NaN are far from none of the baseline's."""
+    handle, http = serve(probe=True, probe_every=1)
+    http.post("/v1/completions", json=ASK).raise_for_status()
+    down = handle.engine.decoder.layers[1].linears[3]
+    assert down.tensors is not None
+    down.tensors[0][5, 7] = math.nan
+    for number in range(4):
+        http.post("/v1/completions", json={**ASK, "prompt": f"go on {number}"})
+    checked = check_server(handle.url, baselines.read(str(baseline)), str(baseline), KEY)
+    broken, entropy = checked.findings
+    assert (broken["id"], broken["state"], broken["layer"]) == ("P007", "fired", 2)
+    assert broken["severity"] == "error" and "layer 2" in broken["cause"]
+    assert (entropy["id"], entropy["state"]) == ("P008", "not_evaluable")
+    flags = ["--baseline", str(baseline), "--api-key", KEY]
+    assert main(["probe", "check", handle.url, *flags]) == 1
+    assert "P007 error" in capsys.readouterr().out
+
+
 def test_a_fault_in_the_running_weights_is_told_and_exported(serve: Serve, baseline: Path) -> None:
     handle, http = serve(probe_baseline=baseline, probe_every=2)
     http.post("/v1/completions", json=ASK).raise_for_status()

@@ -30,8 +30,8 @@ _MOST_EVIDENCE = 12
 _TIMEOUT_S = 60
 _STARTED = "`ullage serve MODEL --probe-baseline FILE --enable-control-routes`"
 _OUTSIDE = (
-    "From outside only entropy is seen: weights, norms, angles and adapters are judged by a server "
-    f"that was started with the baseline ({_STARTED})."
+    "From outside only entropy is seen, and few faults move its mean far enough: weights, norms, "
+    f"angles and adapters are judged by a server that was started with the baseline ({_STARTED})."
 )
 
 
@@ -54,8 +54,8 @@ def check_server(url: str, baseline: Baseline, file: str, api_key: str | None) -
     if isinstance(findings, list):
         _require_the_same(told.get("baseline"), baseline, url, file)
         return ServerChecked(_passed_on(findings, url), rows, steps, "server", "")
-    return ServerChecked([_of_entropy(told, baseline, url, file, rows)], rows, steps, "entropy",
-                         _OUTSIDE)  # fmt: skip
+    seen = _not_finite(told, url) or [_of_entropy(told, baseline, url, file, rows)]
+    return ServerChecked(seen, rows, steps, "entropy", _OUTSIDE)
 
 
 def far_z(count: int) -> float:
@@ -138,6 +138,36 @@ def _passed_on(findings: list[Any], url: str) -> list[dict[str, Any]]:
     return findings
 
 
+def _not_finite(told: Mapping[str, Any], url: str) -> list[dict[str, Any]]:
+    """Of rows whose attention was no number: where it began. Then entropies say nothing."""
+    counts = {
+        (layer, head): _count(of, "not_finite", url)
+        for layer, heads in enumerate(_heads(told))
+        for head, of in enumerate(heads)
+        if "not_finite" in of
+    }
+    if not any(counts.values()):
+        return []
+    first = min(layer for (layer, _), count in counts.items() if count)
+    heads = tuple(head for (layer, head), count in counts.items() if layer == first and count)
+    broken, entropy = (next(one for one in RULES if one.id == name) for name in ("P007", "P008"))
+    fired = Fired(
+        f"Attention gives numbers that are not finite, first in layer {first}: there or in what "
+        "comes before it they began.",
+        broken.fix,
+        tuple(
+            Evidence(f"layers.{first} head {head} not finite", counts[first, head], "rows",
+                     f"{url}{ROUTE}")
+            for head in heads[:_MOST_EVIDENCE]
+        ),
+    )  # fmt: skip
+    behind = NotEvaluable(("finite numbers: entropies of rows that have none say nothing",))
+    return [
+        Located(finding_of(broken, fired), "attention", (first,), heads).document(),
+        Located(finding_of(entropy, behind), entropy.kinds[0], ()).document(),
+    ]
+
+
 def _of_entropy(
     told: Mapping[str, Any], baseline: Baseline, url: str, file: str, rows: int
 ) -> dict[str, Any]:
@@ -177,10 +207,17 @@ def _of_entropy(
 
 def _rows_of_heads(told: Mapping[str, Any], url: str) -> list[int]:
     """Of a long context attention is not read in every layer of a row."""
+    heads = [head for heads in _heads(told) for head in heads]
+    return [_count(head, "rows", url) for head in heads if "rows" in head]
+
+
+def _heads(told: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """By layer; what is none is left out (`_entropies` refuses it)."""
     layers = [layer.get("heads") for layer in told["layers"] if isinstance(layer, dict)]
-    heads = [head for heads in layers if isinstance(heads, list) for head in heads]
     return [
-        _count(head, "rows", url) for head in heads if isinstance(head, dict) and "rows" in head
+        [head for head in heads if isinstance(head, dict)]
+        for heads in layers
+        if isinstance(heads, list)
     ]
 
 
