@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -326,11 +327,28 @@ def test_a_server_without_a_baseline_is_judged_by_entropy_alone(
     assert served(telling, healthy, baseline)() == 0
     told = answered(capsys)
     assert told["judged_by"] == "entropy" and "only entropy" in told["not_seen"]
-    assert [one["state"] for one in told["findings"]] == ["clear"]
-    healthy["layers"][1]["heads"][2]["entropy_normalized"] = 4.0
+    (clear,) = told["findings"]
+    assert clear["state"] == "clear"
+    assert re.match(r"[1-9]\d* of 12 heads", clear["evidence"][1]["value"])
+    healthy["layers"][1]["heads"][2]["entropy_normalized"] = 0.0
     assert served(telling, healthy, baseline)() == 1
     (fired,) = answered(capsys)["findings"]
     assert (fired["id"], fired["layers"], fired["heads"]) == ("P008", [1], [2])
+
+
+def test_entropies_of_which_none_could_be_far_enough_are_not_clear(
+    telling: Any, baseline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Heads that texts move as far as from one end to the other say nothing by their means."""
+    from ullage.probes.baseline.baseline import read, save
+
+    known = read(str(baseline))
+    wide = replace(known, usual=replace(known.usual, spread=np.ones_like(known.usual.spread)))
+    save(wide, str(tmp_path / "wide.safetensors"))
+    told = told_of(tmp_path / "wide.safetensors")
+    assert served(telling, told, tmp_path / "wide.safetensors")() == 1
+    (finding,) = answered(capsys)["findings"]
+    assert finding["state"] == "not_evaluable" and "far enough" in finding["missing"][0]
 
 
 def test_a_server_that_read_too_little_is_not_judged(

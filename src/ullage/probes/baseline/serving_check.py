@@ -63,6 +63,14 @@ def far_z(count: int) -> float:
     return math.sqrt(2 * math.log(count / FALSE_ALARMS))
 
 
+def telling_heads(baseline: Baseline) -> int:
+    """Heads of which some entropy, from 0 to the highest, would be beyond `far_z`."""
+    count = baseline.sketch.form.layers * baseline.sketch.form.heads
+    mean, spread = baseline.usual.mean[:count], baseline.usual.spread[:count]
+    ends = [usual.z_of(np.full(count, end), mean, spread) for end in (0.0, 1.0)]
+    return int((np.maximum(*ends) > far_z(count)).sum())
+
+
 def _told(url: str, api_key: str | None) -> Mapping[str, Any]:
     import httpx2
 
@@ -195,7 +203,16 @@ def _of_entropy(
         )  # fmt: skip
         layers = sorted({layer for layer, _ in far})
         heads = sorted({head for _, head in far}) if len(layers) == 1 else []
-        answer = Clear((Evidence("rows read", rows, "", f"{url}{ROUTE}"),))
+        telling = telling_heads(baseline)
+        answer = Clear(
+            (
+                Evidence("rows read", rows, "", f"{url}{ROUTE}"),
+                Evidence("judged", f"{telling} of {count} heads, of the others no entropy would be "
+                         "far enough", "", file),
+            )
+        )  # fmt: skip
+        if not telling:
+            answer = NotEvaluable(("heads: of none an entropy would be far enough",))
         if far:
             answer = Fired(
                 f"The mean entropy of {len(far)} of {count} heads is further from the baseline's "
