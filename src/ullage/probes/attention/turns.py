@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 FREE_POSITIONS = 256
 """Up to so many visible ones a row is read in every layer; beyond, so many times the layers. Of
-SmolLM2's steps in int8 reading is then 1.1 to 1.7% from 200 to 6,000 tokens; it was 1.9 at 500."""
+SmolLM2's steps in int8 reading is then 1.1 to 1.7% by its own clock; it was 1.9 at 500 tokens."""
 MOST_ROWS = 3
 """Rows of a sequence within which every layer is read, however long it is: of the default sampling
 four rows are read within 64 tokens."""
