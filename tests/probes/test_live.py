@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,3 +107,38 @@ def test_a_model_that_cannot_be_read_is_refused(
     engine = Engine.load(family_dir(family), EngineOptions(enforce_eager=True))
     with pytest.raises(UnsupportedModel, match="not read of"):
         LiveReader(engine, lambda _: None)
+
+
+@pytest.mark.parametrize("way", ["torch", "compiled"])
+@pytest.mark.parametrize(("own", "usual"), [(24, None), (24, 40), (24, 24), (40, 24), (None, 24)])
+def test_blocks_that_a_window_has_passed_are_not_read(
+    own: int | None, usual: int | None, way: str, family_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """They are anybody's by then, and a table has no entry for them: a served model whose window is
+    narrower than the baseline's ended the process, reading beside the cache."""
+    options = EngineOptions(enforce_eager=way == "torch")
+
+    def of_window(window: int | None) -> Engine:
+        folder = tmp_path / str(window)
+        shutil.copytree(family_dir("mistral-window"), folder, dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "sliding_window": window}))
+        found = tappable(folder, options)
+        assert found is not None
+        return found
+
+    learned, engine = of_window(usual), of_window(own)
+    relations = Relations(sketches.take(learned.decoder), 2.0**-24)
+    seen: list[LiveReading] = []
+    if own is not None and (usual is None or own < usual):
+        with pytest.raises(UnsupportedModel, match=f"window of {own} tokens in layer 0; expected"):
+            LiveReader(engine, seen.append, relations)
+        return
+    engine.reader = LiveReader(engine, seen.append, relations, every=1)
+    answer(engine, ["A long text. " * 9], 20)
+    assert len(seen) >= 20
+    for one in seen:
+        assert one.residuals is not None
+        off = one.residuals.residual / one.residuals.size
+        attention = [n for n, cell in enumerate(relations.cells) if cell.kind == "attention"]
+        assert (bool((off[attention] < 1e-4).all())) == (own == usual)

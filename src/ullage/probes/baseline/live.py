@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from ullage.engine.batch import Batch, Span
 from ullage.engine.engine import Engine
 from ullage.engine.kv.codecs import turned
+from ullage.engine.paging.layout import KVLayout
+from ullage.engine.rule import AttentionRule
 from ullage.engine.taps import Taps
+from ullage.errors import UnsupportedModel
 from ullage.probes.attention.rows import RowReader
 from ullage.probes.attention.turns import Turns
 from ullage.probes.baseline import sketch as sketches
@@ -66,10 +69,11 @@ class LiveReader:
     ) -> None:
         """`all_rows` reads every sampled row of such a step, `all_layers` attention in all of them
         however long the context is, whatever it costs. Raises UnsupportedModel for a model whose
-        rows cannot be read."""
+        rows cannot be read, or that has given back what the baseline's attention looks at."""
         self.form = sketches.form_of(engine.decoder)
         # What attention is held against is what the baseline's model does, not what this one does.
         rules = (self.form if relations is None else relations.form).rules
+        _require_kept(rules, engine.kv.layout)
         self._relations, self._see = relations, see
         self._reader = RowReader(engine.kv, rules)
         self._turns = None if all_layers else Turns([rule.window for rule in rules])
@@ -125,6 +129,20 @@ class LiveReader:
         figures = usual.of_row(form, row, attended)
         read = usual.read_of(figures, attended)
         return LiveReading(request.id, row, attended, figures, read, residuals, taps.compiled)
+
+
+def _require_kept(rules: Sequence[AttentionRule], layout: KVLayout) -> None:
+    """Blocks that a layer's window has passed are given back: there is nothing to read there."""
+    for layer, rule in enumerate(rules):
+        kept = layout.groups[layout.group_of[layer]].window
+        if kept is None or (rule.window is not None and rule.window <= kept):
+            continue
+        usual = "all tokens" if rule.window is None else f"{rule.window:,}"
+        raise UnsupportedModel(
+            f"a window of {kept:,} tokens in layer {layer}",
+            field="sliding_window",
+            expected=f"the baseline's, {usual}: what lies further back is not kept to be judged",
+        )
 
 
 def _span_of(batch: Batch, row: int) -> Span:

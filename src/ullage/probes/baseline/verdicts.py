@@ -70,7 +70,8 @@ def verdicts(judge: Judge, strange_rows: int = 0) -> tuple[Located, ...]:
 _FEW = f"requests: none so far of which {Requests.FIRST} rows were read"
 _UNREAD: Mapping[str, str] = {
     "lora": "adapters: no row so far of one that the baseline knows",
-    "entropy": _FEW,
+    # Rows of a long context show attention in some of the layers each.
+    "entropy": f"{_FEW} in every layer",
     "size": _FEW,
     "attention": "attention: no rows so far, run as the baseline's, in which every layer was read",
     "not_finite": "rows: none so far ran as rows of the baseline did",
