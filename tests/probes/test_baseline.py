@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from tests.engine.adapters import write_adapter
 from tests.probes.planting import PROMPTS
+from ullage.engine.engine import Engine
 from ullage.engine.options import EngineOptions
 from ullage.errors import BadInput, BadUsage
 from ullage.probes.baseline.baseline import Baseline, precision_of, read, require_for, save
@@ -232,3 +235,23 @@ def test_too_few_tokens_are_no_baseline(family_dir: Callable[[str], Path]) -> No
 def test_an_empty_prompt_is_refused(family_dir: Callable[[str], Path]) -> None:
     with pytest.raises(BadUsage, match="empty"):
         learn(family_dir("llama"), [""], EngineOptions(enforce_eager=True), new_tokens=80)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_token_without_an_embedding_is_no_share_of_anything(
+    eager: bool, family_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of padding all numbers are 0: nothing is told to stderr, and no cell's noise is without end,
+    which would never fire."""
+    model, options = tmp_path / "model", EngineOptions(enforce_eager=eager)
+    shutil.copytree(family_dir("llama"), model)
+    weights = load_file(model / "model.safetensors")
+    ends = [text.encode()[-1] for text in PROMPTS]
+    before = learn(family_dir("llama"), PROMPTS, options, new_tokens=24)
+    engine = Engine.load(model, options)
+    assert engine.tokenizer is not None
+    weights["model.embed_tokens.weight"][[engine.tokenizer.encode(chr(n))[-1] for n in ends]] = 0
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    found = learn(model, PROMPTS, options, new_tokens=24)
+    assert not np.isinf(found.noise).any()
+    assert np.array_equal(np.isnan(found.noise), np.isnan(before.noise))

@@ -144,9 +144,9 @@ def _kept(reading: LiveReading) -> _Kept:
     found = reading.residuals
     assert found is not None
     beyond = np.maximum(found.residual**2 - found.floor**2, 0.0)
-    return _Kept(
-        np.sqrt(beyond) / found.size, reading.figures, reading.compiled, reading.request_id
-    )
+    # Of a token whose embedding is 0, as padding's often is, there is no share.
+    shares = np.sqrt(beyond) / np.where(found.size > 0, found.size, np.nan)
+    return _Kept(shares, reading.figures, reading.compiled, reading.request_id)
 
 
 def _noise(read: Sequence[_Kept], *, compiled: bool) -> Doubles:
