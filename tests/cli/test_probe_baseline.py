@@ -379,6 +379,23 @@ def test_findings_of_a_server_with_a_baseline_are_passed_on(
     assert told["findings"] == [finding] and told["judged_by"] == "server"
 
 
+def test_the_table_says_of_a_clear_rule_what_of_it_was_not_judged(
+    telling: Any, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers too: a server that runs an adapter which its baseline does not know is clear of P001
+    in the rows that could be judged only."""
+    seen = {"rows read": 9, "not judged": "k: none", "rows not judged, of adapters": 4}
+    finding = {
+        "id": "P001", "title": "Products", "state": "clear", "severity": "error", "kind": "q",
+        "layers": [], "heads": [], "cause": "", "remedy": "", "missing": [],
+        "evidence": [{"name": n, "value": v, "unit": ""} for n, v in seen.items()],
+    }  # fmt: skip
+    url = telling(told_of(baseline, findings=[finding]))
+    assert main(["probe", "check", url, "--baseline", str(baseline)]) == 0
+    why = "(not judged: k: none; rows not judged, of adapters: 4)"
+    assert f"P001 clear          Products {why}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

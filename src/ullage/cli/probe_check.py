@@ -121,6 +121,16 @@ def _document(args: argparse.Namespace, baseline: Baseline, found: Checked) -> d
 _STATES = {"fired": "FIRED", "clear": "clear", "not_evaluable": "not evaluable"}
 
 
+def _why(quiet: dict[str, Any]) -> str:
+    """What a rule that has not fired lacks; of one that is clear what of it was not judged, or is
+    not there (rows that were read stand above)."""
+    if quiet["missing"]:
+        return f": {'; '.join(quiet['missing'])}"
+    seen = [e for e in quiet["evidence"] if e["name"] != "rows read"]
+    words = [f"{e['name']}: {_number(e['value'])} {e['unit']}".rstrip() for e in seen]
+    return f" ({'; '.join(words)})" if words else ""
+
+
 def _table(document: dict[str, Any]) -> str:
     fired = [one for one in document["findings"] if one["state"] == "fired"]
     lines = [f"{document['model']} by {document['baseline']['file']}: {_read(document)}"]
@@ -134,12 +144,7 @@ def _table(document: dict[str, Any]) -> str:
         lines += [f"  seen    {text}" for text in shown[:3]]
     rest = [one for one in document["findings"] if one["state"] != "fired"]
     for one in rest:
-        # Of a rule that is clear: what of it was not judged, or is not there.
-        words = one["missing"] or [
-            e["value"] for e in one["evidence"] if isinstance(e["value"], str)
-        ]
-        why = f": {'; '.join(words)}" if words else ""
-        lines.append(f"{one['id']} {_STATES[one['state']]:<14} {one['title']}{why}")
+        lines.append(f"{one['id']} {_STATES[one['state']]:<14} {one['title']}{_why(one)}")
     if document.get("first_alarm_tokens"):
         lines.append(
             f"first alarm at row {document['first_alarm_row']} of those read, by token "
