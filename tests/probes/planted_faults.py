@@ -107,7 +107,8 @@ def row_times(pick: Callable[[Layer], Linear], row: int, factor: float) -> Plant
 
 
 def bit_flipped(pick: Callable[[Layer], Linear], index: tuple[int, int], bit: int) -> Planted:
-    return _in(pick, lambda _, linear: flip_bit(linear.weight_OI, index, bit))  # type: ignore[attr-defined]
+    """The bit is float32's, of which bfloat16 is the upper half; of int8 its own."""
+    return _in(pick, lambda _, linear: _flip_bit(linear.weight_OI, index, bit))  # type: ignore[attr-defined]
 
 
 def noise(pick: Callable[[Layer], Linear], share: float) -> Planted:
@@ -167,10 +168,14 @@ def norm_bit(channel: int, bit: int) -> Planted:
     def plant(engine: Engine, stack: ExitStack, index: int) -> Engine:
         weight = engine.decoder.layers[index].mixer_norm.weight  # type: ignore[union-attr]
         stack.enter_context(changed(weight))
-        flip_bit(weight, (channel,), bit if weight.element_size() == 4 else bit - 16)
+        _flip_bit(weight, (channel,), bit)
         return engine
 
     return plant
+
+
+def _flip_bit(weight: torch.Tensor, index: tuple[int, ...], bit: int) -> None:
+    flip_bit(weight, index, bit - 16 if weight.element_size() == 2 else bit)
 
 
 def _norm_of_ones(engine: Engine, stack: ExitStack, index: int) -> Engine:
