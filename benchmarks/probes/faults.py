@@ -334,9 +334,7 @@ def table() -> None:
         cells = [_cell(document, name, size) for document in found.values()]
         shown = f"{unit} {size:g}" if unit else ""
         lines.append(f"| {name} | {shown} | " + " | ".join(cells) + " |")
-    lines += ["", "## Healthy tokens", "",
-              "Measured before attention was allowed its rounding over many keys (√n·2⁻²⁴), so "
-              "that its z was larger than it is now.", ""]  # fmt: skip
+    lines += ["", "## Healthy tokens", ""]
     lines += [_calm(way, one) for way, one in calm.items()]
     PAGE.write_text("\n".join(lines) + "\n")
 
