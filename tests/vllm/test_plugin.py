@@ -78,11 +78,16 @@ def frozen(server: Server, streams: list[Stream], prompts: list[list[int]]) -> l
 
 
 def renewed(server: Server) -> dict[str, float]:
-    """Metrics that were made after this was called; the age grows with each renewal."""
-    before = server.metrics()["ullage_oldest_request_age_seconds"]
-    return eventually(
-        lambda: (now := server.metrics())["ullage_oldest_request_age_seconds"] != before and now
-    )
+    """Metrics that were made after this was called, while a request is there: the age grows with
+    each renewal, and is NaN, which differs from itself, in one from before the request."""
+    name = "ullage_oldest_request_age_seconds"
+    before = server.metrics()[name]
+
+    def made_since() -> dict[str, float] | None:
+        now = server.metrics()
+        return None if math.isnan(now[name]) or now[name] == before else now
+
+    return eventually(made_since)
 
 
 def test_an_empty_pool_says_so(server: Server) -> None:
