@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,29 @@ def test_reading_along_changes_nothing(compiled: bool, family_dir: Any) -> None:
         engine.reader = reader
         answers.append([r.output_ids for r in generate(engine, PROMPTS, greedy_params(12))])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_a_reader_nothing_is_made_and_nobody_is_called(
+    compiled: bool, family_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(name: str, was: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            made.append(name)
+            return was(*args, **named)
+
+        return call
+
+    for name, value in list(vars(Taps).items()):
+        if callable(value):
+            monkeypatch.setattr(Taps, name, counted(name, value))
+    for reader in (None, Copying()):
+        engine = engine_of(family_dir("qwen3"), compiled=compiled)
+        engine.reader = reader
+        generate(engine, PROMPTS, greedy_params(12))
+        assert bool(made) == (reader is not None)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
